@@ -1,0 +1,203 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/berth-dev/berth/gateway/accounts"
+	"github.com/berth-dev/berth/gateway/placement"
+	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// Create makes a session. existing says that the idempotency key had made it
+// before.
+func (s *Service) Create(ctx context.Context, caller accounts.Caller, req CreateRequest) (v View, existing bool, err error) {
+	if err := accounts.CheckTimeout(caller.Plan, req.Timeout); err != nil {
+		return v, false, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.CreateDeadline,
+		apierr.New(apierr.NoCapacity, "no machine was ready within %s; try again soon", s.cfg.CreateDeadline).After(2*time.Second))
+	defer cancel()
+	if req.IdempotencyKey != "" {
+		finish, err := s.once.begin(ctx, caller.ProjectID+"\x00"+req.IdempotencyKey)
+		if err != nil {
+			return v, false, err
+		}
+		defer finish()
+	}
+	found, existing, err := s.place(ctx, caller, req)
+	if err != nil {
+		return v, false, err
+	}
+	return s.view(found), existing, nil
+}
+
+// place tries the hosts in order of preference until one has a machine.
+func (s *Service) place(ctx context.Context, caller accounts.Caller, req CreateRequest) (found session.Session, existing bool, err error) {
+	hosts, err := placement.Choose(s.hosts.List(), req.Kind, req.Region, req.StrictRegion)
+	if err != nil {
+		return found, false, err
+	}
+	others := s.creating.enter(caller.ProjectID)
+	defer s.creating.leave(caller.ProjectID)
+	for _, host := range hosts {
+		draft := s.draft(caller, req, host)
+		// Where the record may well refuse, it speaks before a machine is taken:
+		// creates over the limit must not use the warm machines up.
+		sure := req.IdempotencyKey == "" && s.record.Leader() &&
+			s.record.View().Running(caller.ProjectID)+others < caller.Plan.ConcurrentSessions
+		var next bool
+		found, existing, next, err = s.attempt(ctx, draft, req, sure)
+		if !next || ctx.Err() != nil {
+			break
+		}
+	}
+	return found, existing, err
+}
+
+func (s *Service) draft(caller accounts.Caller, req CreateRequest, host placement.Host) session.Session {
+	now := time.Now().UTC().Truncate(time.Millisecond)
+	d := session.Session{ID: uuid.NewString(), ProjectID: caller.ProjectID, Region: host.Region, Kind: req.Kind,
+		KeepAlive: req.KeepAlive, Timeout: req.Timeout, Viewport: req.Viewport, UserMetadata: req.UserMetadata,
+		Captcha: req.Captcha, Status: session.Running, CreatedAt: now, StartedAt: now,
+		ExpiresAt: session.Expiry(now, req.Timeout), Host: host.Name, Epoch: 1, URLKeyVersion: 1, SettingsVersion: 1}
+	if len(req.Setup) > 0 {
+		d.SetupStatus = session.SetupRunning
+	}
+	return d
+}
+
+// attempt commits the session and acquires its machine; side by side when the
+// record is sure to agree, so that the latency is the larger of the two.
+// Whatever fails, nothing is left: the machine is given back and the record
+// forgets what nobody was told of. next says that another host may do better;
+// when the record is what failed, none does.
+func (s *Service) attempt(ctx context.Context, draft session.Session, req CreateRequest, sure bool) (found session.Session, existing, next bool, err error) {
+	order := hostlink.Acquire{SessionID: draft.ID, ProjectID: draft.ProjectID, Epoch: draft.Epoch, Kind: draft.Kind,
+		Viewport: draft.Viewport, Setup: req.Setup, Settings: settings(draft)}
+	acquired := make(chan error, 1)
+	actx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	acquire := func() {
+		_, err := s.hosts.Acquire(actx, draft.Host, order)
+		acquired <- err
+	}
+	if sure {
+		go acquire()
+	}
+	found, existing, err = s.record.CreateSession(ctx, draft, req.IdempotencyKey)
+	switch {
+	case err != nil && sure:
+		cancel(err)
+		<-acquired
+		s.undo(ctx, draft)
+	case err != nil && apierr.Is(err, apierr.Unavailable): // it may be in the log all the same
+		s.undo(ctx, draft)
+	}
+	if err != nil {
+		return found, false, false, fmt.Errorf("create: %w", causeOf(ctx, err))
+	}
+	if existing {
+		return found, true, false, nil
+	}
+	if !sure {
+		acquire()
+	}
+	if err := <-acquired; err != nil {
+		s.undo(ctx, draft)
+		next = apierr.Is(err, apierr.NoCapacity) || apierr.Is(err, apierr.Unavailable)
+		return found, false, next, fmt.Errorf("create: %w", causeOf(ctx, err))
+	}
+	return found, false, false, nil
+}
+
+// causeOf prefers why the context ended over what that broke.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return cause
+	}
+	return err
+}
+
+const undoTime = 10 * time.Second
+
+// undo takes back a create that nobody was told of. It goes on when the client
+// has left; what it cannot reach now, reconciling ends.
+func (s *Service) undo(ctx context.Context, draft session.Session) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.hosts.End(ctx, draft.Host, hostlink.Tombstone{SessionID: draft.ID, Epoch: draft.Epoch, Reason: session.Released})
+		ended <- err
+	}()
+	errDrop := s.record.DropSession(ctx, draft.ID)
+	if err := errors.Join(<-ended, errDrop); err != nil {
+		s.log.Warn("a failed create is cleared later", "session", draft.ID, "host", draft.Host, "error", err)
+	}
+}
+
+// flights lets one create at a time run for each idempotency key.
+type flights struct {
+	mu  sync.Mutex
+	now map[string]chan struct{} // guarded by mu; closed at the end
+}
+
+func (f *flights) begin(ctx context.Context, key string) (finish func(), err error) {
+	for {
+		f.mu.Lock()
+		if f.now == nil {
+			f.now = map[string]chan struct{}{}
+		}
+		other, busy := f.now[key]
+		if !busy {
+			mine := make(chan struct{})
+			f.now[key] = mine
+			f.mu.Unlock()
+			return func() {
+				f.mu.Lock()
+				delete(f.now, key)
+				f.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		f.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// tally counts the creates under way of each project.
+type tally struct {
+	mu  sync.Mutex
+	now map[string]int // guarded by mu
+}
+
+// enter counts one more and says how many there were.
+func (t *tally) enter(project string) (others int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.now == nil {
+		t.now = map[string]int{}
+	}
+	t.now[project]++
+	return t.now[project] - 1
+}
+
+func (t *tally) leave(project string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.now[project]--; t.now[project] == 0 {
+		delete(t.now, project)
+	}
+}

@@ -1,0 +1,306 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/gateway/accounts"
+	"github.com/berth-dev/berth/gateway/placement"
+	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
+	"github.com/berth-dev/berth/shared/trust"
+)
+
+// fakeHost speaks the host link and keeps what it was told.
+type fakeHost struct {
+	mu       sync.Mutex
+	running  map[string]hostlink.Status
+	tombs    map[string]hostlink.Tombstone // not yet acknowledged
+	settings map[string]hostlink.Settings
+	acquires int
+	slowEnd  time.Duration                 // how long each end takes
+	refuse   error                         // of Acquire
+	hold     chan struct{}                 // Acquire waits for it
+	watchers map[chan hostlink.Notice]bool // each with room
+	events   http.HandlerFunc              // the stream of events
+	server   *httptest.Server
+}
+
+func newFakeHost(t *testing.T) *fakeHost {
+	h := &fakeHost{running: map[string]hostlink.Status{}, tombs: map[string]hostlink.Tombstone{},
+		settings: map[string]hostlink.Settings{}, watchers: map[chan hostlink.Notice]bool{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/sessions", h.acquire)
+	mux.HandleFunc("GET /v1/sessions", func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, h.inventory()) })
+	mux.HandleFunc("PATCH /v1/sessions/{id}", h.patch)
+	mux.HandleFunc("DELETE /v1/sessions/{id}", h.end)
+	mux.HandleFunc("POST /v1/acks", h.ack)
+	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", func(w http.ResponseWriter, r *http.Request) { h.events(w, r) })
+	mux.HandleFunc("GET /v1/watch", h.watch)
+	h.server = httptest.NewServer(mux)
+	t.Cleanup(func() {
+		h.server.CloseClientConnections()
+		h.server.Close()
+	})
+	return h
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func (h *fakeHost) inventory() hostlink.Inventory {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	inv := hostlink.Inventory{Host: "h1"}
+	for _, s := range h.running {
+		inv.Sessions = append(inv.Sessions, s)
+	}
+	for _, t := range h.tombs {
+		inv.Tombstones = append(inv.Tombstones, t)
+	}
+	return inv
+}
+
+func (h *fakeHost) acquire(w http.ResponseWriter, r *http.Request) {
+	var a hostlink.Acquire
+	_ = json.NewDecoder(r.Body).Decode(&a)
+	h.mu.Lock()
+	h.acquires++
+	hold, refuse := h.hold, h.refuse
+	h.mu.Unlock()
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	if refuse != nil {
+		e := apierr.From(refuse)
+		answer(w, e.Status(), e)
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	st := hostlink.Status{SessionID: a.SessionID, Epoch: a.Epoch, Since: time.Now(), Version: a.Version}
+	h.running[a.SessionID], h.settings[a.SessionID] = st, a.Settings
+	answer(w, 201, st)
+}
+
+func (h *fakeHost) patch(w http.ResponseWriter, r *http.Request) {
+	var s hostlink.Settings
+	_ = json.NewDecoder(r.Body).Decode(&s)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	id := r.PathValue("id")
+	st := h.running[id]
+	st.Version = s.Version
+	h.running[id], h.settings[id] = st, s
+	answer(w, 200, st)
+}
+
+func (h *fakeHost) end(w http.ResponseWriter, r *http.Request) {
+	epoch, _ := strconv.ParseUint(r.FormValue("epoch"), 10, 64)
+	h.mu.Lock()
+	slow := h.slowEnd
+	h.mu.Unlock()
+	time.Sleep(slow) // a slow host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := hostlink.Tombstone{SessionID: r.PathValue("id"), Epoch: epoch, EndedAt: time.Now().UTC(), Reason: session.EndReason(r.FormValue("reason"))}
+	delete(h.running, t.SessionID)
+	h.tombs[t.SessionID] = t
+	answer(w, 200, t)
+}
+
+func (h *fakeHost) ack(w http.ResponseWriter, r *http.Request) {
+	var a hostlink.Acks
+	_ = json.NewDecoder(r.Body).Decode(&a)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, id := range a.SessionIDs {
+		delete(h.tombs, id)
+	}
+	w.WriteHeader(204)
+}
+
+func (h *fakeHost) watch(w http.ResponseWriter, r *http.Request) {
+	ch := make(chan hostlink.Notice, 100)
+	inv := h.inventory()
+	ch <- hostlink.Notice{Inventory: &inv}
+	h.mu.Lock()
+	h.watchers[ch] = true
+	h.mu.Unlock()
+	for enc := json.NewEncoder(w); ; {
+		select {
+		case n := <-ch:
+			_ = enc.Encode(n)
+			w.(http.Flusher).Flush()
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func (h *fakeHost) tell(n hostlink.Notice) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for ch := range h.watchers {
+		ch <- n
+	}
+}
+
+func (h *fakeHost) has(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, ok := h.running[id]
+	return ok
+}
+
+// fakeHosts is the hosts of a gateway: named fakes, each reachable or not.
+type fakeHosts struct {
+	mu      sync.Mutex
+	hosts   map[string]*fakeHost
+	away    map[string]bool
+	changed chan struct{}
+	secret  *trust.Secret
+}
+
+func (f *fakeHosts) List() (out []placement.Host) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for name := range f.hosts {
+		if !f.away[name] {
+			out = append(out, placement.Host{Name: name, Region: "local", Driver: "fake", Free: 10, Warm: map[session.Kind]int{session.Browser: len(name)}})
+		}
+	}
+	return out
+}
+
+func (f *fakeHosts) Changed() <-chan struct{} { f.mu.Lock(); defer f.mu.Unlock(); return f.changed }
+
+func (f *fakeHosts) setAway(name string, away bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.away[name] = away
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *fakeHosts) Client(name string) (*hostlink.Client, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := f.hosts[name]
+	if h == nil || f.away[name] {
+		return nil, apierr.New(apierr.Unavailable, "host %s is away", name)
+	}
+	return hostlink.NewClient(strings.TrimPrefix(h.server.URL, "http://"), f.secret), nil
+}
+
+func (f *fakeHosts) Acquire(ctx context.Context, host string, a hostlink.Acquire) (hostlink.Status, error) {
+	c, err := f.Client(host)
+	if err != nil {
+		return hostlink.Status{}, err
+	}
+	defer c.Close()
+	return c.Acquire(ctx, a)
+}
+
+func (f *fakeHosts) End(ctx context.Context, host string, t hostlink.Tombstone) (hostlink.Tombstone, error) {
+	c, err := f.Client(host)
+	if err != nil {
+		return t, err
+	}
+	defer c.Close()
+	return c.End(ctx, t)
+}
+
+func (f *fakeHosts) DialAgent(context.Context, session.Session) (net.Conn, error) {
+	return nil, errors.New("no agents here")
+}
+
+func (f *fakeHosts) RoundTrip(session.Session, *http.Request) (*http.Response, error) {
+	return nil, errors.New("no agents here")
+}
+
+func (f *fakeHosts) Forget(string) {}
+
+// rig is a Service over a real record and fake hosts.
+type rig struct {
+	t      *testing.T
+	hosts  *fakeHosts
+	host   *fakeHost // h1
+	record *placement.Record
+	use    *Service
+	caller accounts.Caller
+}
+
+func newRig(t *testing.T) *rig {
+	record, err := placement.Open(placement.Config{Name: "g", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { record.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := errors.Join(record.WaitLeader(ctx), record.SetPlans(ctx, accounts.DefaultPlans())); err != nil {
+		t.Fatal(err)
+	}
+	for _, project := range []string{"p", "other"} {
+		if _, err := record.PutKey(ctx, placement.Project{ID: project, Name: project, Plan: "Free"}, placement.Key{Hash: project}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plan, _ := record.View().Plan("Free")
+	host := newFakeHost(t)
+	r := &rig{t: t, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
+		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, changed: make(chan struct{}), secret: trust.New()}}
+	r.use = New(Config{PublicURL: "https://berth.example.com", Sizes: session.DefaultSizes, Prices: session.DefaultPrices,
+		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour}, record, r.hosts, slog.New(slog.DiscardHandler))
+	return r
+}
+
+func request() CreateRequest {
+	return CreateRequest{Kind: session.Browser, Timeout: 300, Viewport: session.DefaultViewport, UserMetadata: json.RawMessage(`{}`), Captcha: "ask"}
+}
+
+func (r *rig) create() session.Session {
+	r.t.Helper()
+	v, _, err := r.use.Create(r.t.Context(), r.caller, request())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return v.Session
+}
+
+// run starts reconciling for the rest of the test.
+func (r *rig) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = r.use.Run(ctx) }()
+	r.t.Cleanup(func() { cancel(); <-done })
+}
+
+// until waits for a condition of the world.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(15 * time.Second); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("never happened: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond) // polling with a deadline
+	}
+}

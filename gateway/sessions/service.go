@@ -1,0 +1,168 @@
+package sessions
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/berth-dev/berth/gateway/accounts"
+	"github.com/berth-dev/berth/gateway/placement"
+	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// Hosts is what the use cases need of the living hosts.
+type Hosts interface {
+	List() []placement.Host
+	Changed() <-chan struct{}
+	Client(name string) (*hostlink.Client, error)
+	Acquire(ctx context.Context, host string, a hostlink.Acquire) (hostlink.Status, error)
+	End(ctx context.Context, host string, t hostlink.Tombstone) (hostlink.Tombstone, error)
+	// DialAgent opens a stream of the session link to a session's agent.
+	DialAgent(ctx context.Context, s session.Session) (net.Conn, error)
+	// RoundTrip sends a request to a session's agent over a kept stream.
+	RoundTrip(s session.Session, req *http.Request) (*http.Response, error)
+	// Forget drops the kept streams of a session that has ended.
+	Forget(sessionID string)
+}
+
+// Config is what differs between installations.
+type Config struct {
+	PublicURL      string // base of signed URLs, no slash at the end
+	Sizes          session.Sizes
+	Prices         session.Prices
+	CreateDeadline time.Duration // a create without a machine by then fails
+	HostLostAfter  time.Duration // a host silent for longer has lost its sessions
+}
+
+// Service is the use cases. Safe for concurrent use.
+type Service struct {
+	cfg      Config
+	record   *placement.Record
+	hosts    Hosts
+	log      *slog.Logger
+	once     flights // creates under way, by project and idempotency key
+	creating tally
+}
+
+// New makes the use cases over the record and the hosts.
+func New(cfg Config, record *placement.Record, hosts Hosts, log *slog.Logger) *Service {
+	return &Service{cfg: cfg, record: record, hosts: hosts, log: log}
+}
+
+// find gives a session of the caller's project. Another project's is as
+// unknown as one that never was.
+func (s *Service) find(ctx context.Context, caller accounts.Caller, id string) (session.Session, error) {
+	found, err := s.session(ctx, id, 0)
+	if err == nil && found.ProjectID != caller.ProjectID {
+		err = notFound(id)
+	}
+	return found, err
+}
+
+// session looks a session up. A miss is believed only once this gateway has
+// caught up with the record.
+func (s *Service) session(ctx context.Context, id string, minIndex uint64) (session.Session, error) {
+	if found, ok := s.record.View().Session(id); ok {
+		return found, nil
+	}
+	if err := s.record.Fresh(ctx, minIndex); err != nil {
+		return session.Session{}, err
+	}
+	if found, ok := s.record.View().Session(id); ok {
+		return found, nil
+	}
+	return session.Session{}, notFound(id)
+}
+
+func notFound(id string) error { return apierr.New(apierr.NotFound, "there is no session %s", id) }
+
+// Get gives one session.
+func (s *Service) Get(ctx context.Context, caller accounts.Caller, id string) (View, error) {
+	found, err := s.find(ctx, caller, id)
+	if err != nil {
+		return View{}, err
+	}
+	return s.view(found), nil
+}
+
+// Running gives a session that can be worked with now.
+func (s *Service) Running(ctx context.Context, caller accounts.Caller, id string) (session.Session, error) {
+	found, err := s.find(ctx, caller, id)
+	if err == nil {
+		err = running(found)
+	}
+	return found, err
+}
+
+func running(found session.Session) error {
+	if found.Status.Ended() {
+		return apierr.New(apierr.SessionNotRunning, "session %s has ended", found.ID)
+	}
+	return nil
+}
+
+// List gives a page of the project's sessions, newest first, and the cursor of
+// the next page, empty on the last.
+func (s *Service) List(_ context.Context, caller accounts.Caller, req ListRequest) ([]View, string, error) {
+	found, next, err := s.record.View().Sessions(placement.Filter{Project: caller.ProjectID, Status: req.Status,
+		Region: req.Region, Metadata: req.Metadata, Cursor: req.Cursor, Limit: req.Limit})
+	if err != nil {
+		return nil, "", err
+	}
+	views := make([]View, len(found))
+	for i, f := range found {
+		views[i] = s.view(f)
+	}
+	return views, next, nil
+}
+
+// Patch changes settings: the record first, then the host that enforces them.
+// A host that cannot be told now hears it when it is reconciled.
+func (s *Service) Patch(ctx context.Context, caller accounts.Caller, id string, req PatchRequest) (View, error) {
+	if _, err := s.find(ctx, caller, id); err != nil {
+		return View{}, err
+	}
+	if req.Timeout != nil {
+		if err := accounts.CheckTimeout(caller.Plan, *req.Timeout); err != nil {
+			return View{}, err
+		}
+	}
+	changed, err := s.record.PatchSession(ctx, id, session.Patch{KeepAlive: req.KeepAlive, UserMetadata: req.UserMetadata,
+		Timeout: req.Timeout, Captcha: req.Captcha})
+	if err != nil {
+		return View{}, err
+	}
+	if req.KeepAlive != nil || req.Timeout != nil {
+		if err := s.tellSettings(ctx, changed); err != nil {
+			s.log.Warn("a host does not know new settings yet", "session", id, "host", changed.Host, "error", err)
+		}
+	}
+	return s.view(changed), nil
+}
+
+func (s *Service) tellSettings(ctx context.Context, changed session.Session) error {
+	c, err := s.hosts.Client(changed.Host)
+	if err != nil {
+		return err
+	}
+	_, err = c.Patch(ctx, changed.ID, settings(changed))
+	return err
+}
+
+func settings(s session.Session) hostlink.Settings {
+	return hostlink.Settings{Version: s.SettingsVersion, KeepAlive: s.KeepAlive, ExpiresAt: s.ExpiresAt}
+}
+
+// DialAgent opens a stream to a session's agent.
+func (s *Service) DialAgent(ctx context.Context, found session.Session) (net.Conn, error) {
+	return s.hosts.DialAgent(ctx, found)
+}
+
+// AgentRoundTrip sends a request to a session's agent.
+func (s *Service) AgentRoundTrip(found session.Session, req *http.Request) (*http.Response, error) {
+	return s.hosts.RoundTrip(found, req)
+}

@@ -1,0 +1,350 @@
+// Command hostd runs the machines of one host.
+//
+//	gateway ──host link──▶ server ──▶ session ──▶ pool ──▶ machine (driver) + network (slot)
+//	                         │           │                    │
+//	                         │           └─▶ eventlog, book   └─▶ agent ◀── tunnel ◀── gateway
+//	                       gossip                     slot's egress listener ──▶ proxyd
+//
+// Machines outlive hostd: stopping it leaves them running, and the next start
+// adopts them. "hostd cleanup" ends them all.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/hostd/book"
+	"github.com/berth-dev/berth/hostd/eventlog"
+	"github.com/berth-dev/berth/hostd/machine"
+	"github.com/berth-dev/berth/hostd/machine/oci"
+	"github.com/berth-dev/berth/hostd/network"
+	"github.com/berth-dev/berth/hostd/pool"
+	"github.com/berth-dev/berth/hostd/server"
+	hostsession "github.com/berth-dev/berth/hostd/session"
+	"github.com/berth-dev/berth/shared/daemon"
+	"github.com/berth-dev/berth/shared/event"
+	"github.com/berth-dev/berth/shared/gossip"
+	"github.com/berth-dev/berth/shared/store"
+	"github.com/berth-dev/berth/shared/trust"
+)
+
+func main() {
+	var cl commandLine
+	cmd := daemon.Parse(&cl, "hostd", "Runs Berth's machines on this host.")
+	daemon.Main("hostd", func(ctx context.Context) error {
+		if cmd.Command() == "cleanup" {
+			return cl.Cleanup.run(ctx)
+		}
+		return cl.Serve.run(ctx)
+	})
+}
+
+// host is what runs in the daemon, in order of starting.
+type host struct {
+	cfg     serveCmd
+	log     *slog.Logger
+	secret  *trust.Secret
+	state   *store.DB // sessions, machines, tombstones
+	events  *store.DB // event logs
+	book    *book.Book
+	logs    *eventlog.Log
+	driver  machine.Driver
+	net     *network.Network
+	members *gossip.Pool
+	pool    *pool.Pool
+	set     *hostsession.Host
+}
+
+func (c serveCmd) run(ctx context.Context) (err error) {
+	log := c.Logger("hostd")
+	if err := c.complete(); err != nil {
+		return err
+	}
+	for flag, addr := range map[string]string{"--listen": c.Listen, "--gossip-addr": c.GossipAddr} {
+		if err := trust.LoopbackOnly(flag, addr); err != nil {
+			return err
+		}
+	}
+	h := &host{cfg: c, log: log}
+	defer func() { err = errors.Join(err, h.close()) }()
+	ln, err := net.Listen("tcp", c.Listen) // first: a second hostd must not touch the machines
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	if err := h.open(ctx); err != nil {
+		return err
+	}
+	return h.serve(ctx, ln)
+}
+
+// open brings up everything but the listener.
+func (h *host) open(ctx context.Context) (err error) {
+	if h.secret, err = trust.LoadOrCreate(h.cfg.ClusterSecret); err != nil {
+		return err
+	}
+	if h.state, err = store.Open(filepath.Join(h.cfg.Home, "hostd.db"), store.Options{}); err != nil {
+		return err
+	}
+	if h.events, err = openEvents(filepath.Join(h.cfg.Home, "events.db"), h.log); err != nil {
+		return err
+	}
+	h.book, h.logs = book.New(h.state), eventlog.New(h.events)
+	if err := h.openMachines(ctx); err != nil {
+		return err
+	}
+	h.members, err = gossip.Join(gossip.Config{Name: h.cfg.Name, Bind: h.cfg.GossipAddr, Join: h.cfg.Join,
+		Key: h.secret.Key("gossip"), Log: h.log,
+		Meta: gossip.Meta{Role: gossip.Hostd, Region: h.cfg.Region, Addr: h.cfg.Listen, Driver: h.driver.Name()}})
+	if err != nil {
+		return err
+	}
+	return h.openSessions(ctx)
+}
+
+// openEvents opens the event logs. They are written without fsync: a power
+// failure may damage the file, which then makes way for a new one; the machines
+// are gone then too.
+func openEvents(path string, log *slog.Logger) (*store.DB, error) {
+	o := store.Options{NoSync: true}
+	db, err := store.Open(path, o)
+	if err == nil || errors.Is(err, store.ErrLocked) {
+		return db, err
+	}
+	log.Error("the event logs are damaged; new ones begin", "kept", path+".damaged", "error", err)
+	if e := os.Rename(path, path+".damaged"); e != nil {
+		return nil, errors.Join(err, e)
+	}
+	return store.Open(path, o)
+}
+
+func (h *host) openMachines(ctx context.Context) (err error) {
+	if h.driver, err = h.cfg.driver(h.log); err != nil {
+		return err
+	}
+	// Machines become this process's children when runc leaves, so that the
+	// driver reaps them at once, however slow the host's init is.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become subreaper: %w", err)
+	}
+	if err := h.driver.Check(ctx); err != nil {
+		return fmt.Errorf("driver %s does not work on this host: %w", h.driver.Name(), err)
+	}
+	h.log.Info("machine driver "+h.driver.Name(), "isolation", h.driver.Isolation())
+	h.net, err = h.cfg.network(ctx, h.log)
+	return err
+}
+
+// openSessions sweeps what a crash left, and adopts what outlived it.
+func (h *host) openSessions(ctx context.Context) error {
+	target, err := parsePool("--pool", h.cfg.Pool)
+	if err != nil {
+		return err
+	}
+	minimum, err := parsePool("--pool-min", h.cfg.PoolMin)
+	if err != nil {
+		return err
+	}
+	if err := h.sweepMachines(ctx); err != nil {
+		h.log.Warn("not every machine that an earlier hostd left could be removed", "error", err)
+	}
+	boot := pool.Bootstrap{Driver: h.driver, Persist: h.book.PutMachine, Forget: h.book.DeleteMachine,
+		Sizes: h.cfg.Sizes, Disk: h.cfg.DiskGiB << 30, Pids: h.cfg.Pids, Deadline: h.cfg.BootDeadline,
+		Template: h.cfg.ImageBase + " " + h.cfg.AgentLayer, // both named by their content
+		MakeSlot: func(ctx context.Context) (pool.Slot, error) { return slotOf(h.net.Make(ctx)) },
+		OpenSlot: func(ctx context.Context, s machine.Slot) (pool.Slot, error) { return slotOf(h.net.Adopt(ctx, s)) }}
+	h.pool = pool.New(pool.Config{Target: target, Minimum: minimum, Parallel: h.cfg.PoolParallel, Pace: h.cfg.PoolPace, Calm: h.cfg.PoolCalm,
+		MaxAge: h.cfg.PoolMaxAge, MaxTotal: h.cfg.MaxMachines}, boot.Boot, h.log)
+	h.set = hostsession.NewHost(h.cfg.Name, h.pool, h.book, h.logs, egressVia(h.members, h.cfg.Region, h.secret), h.log)
+	if err := h.set.Restore(ctx, boot.Revive, boot.Current); err != nil {
+		return err
+	}
+	// Only now: slots of machines that live are open here, and the sweep leaves
+	// those alone.
+	if err := h.net.Sweep(ctx, func(int) bool { return false }); err != nil {
+		h.log.Warn("not every slot that an earlier hostd left could be removed", "error", err)
+	}
+	return nil
+}
+
+// slot gives network.Slot the shape the pool wants.
+type slot struct{ *network.Slot }
+
+func slotOf(s *network.Slot, err error) (pool.Slot, error) {
+	if err != nil {
+		return nil, err
+	}
+	return slot{s}, nil
+}
+
+func (s slot) SetEgress(dial func(context.Context) (net.Conn, error)) { s.Slot.SetEgress(dial) }
+
+// sweepMachines ends what runs on the host and is not in the book.
+func (h *host) sweepMachines(ctx context.Context) error {
+	handles, err := h.book.Machines()
+	if err != nil {
+		return err
+	}
+	ids := map[string]bool{}
+	for _, m := range handles {
+		ids[m.Spec.ID] = true
+	}
+	return h.driver.Sweep(ctx, func(id string) bool { return ids[id] })
+}
+
+func (h *host) serve(ctx context.Context, ln net.Listener) error {
+	mux := http.NewServeMux()
+	daemon.Health(mux, func() error { return nil }) // open() succeeded
+	server.New(mux, h.secret, h.set, h.logs, h.log)
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, // longer than gateways keep theirs
+		ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelWarn)}
+	g, ctx := errgroup.WithContext(ctx)
+	srv.BaseContext = func(net.Listener) context.Context { return ctx } // streams end when the daemon does
+	g.Go(func() error { return h.pool.Run(ctx) })
+	g.Go(func() error { return h.advertise(ctx) })
+	g.Go(func() error { return h.housekeep(ctx) })
+	g.Go(func() error {
+		if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	g.Go(func() error {
+		<-ctx.Done()
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		if srv.Shutdown(stop) != nil {
+			srv.Close()
+		}
+		return context.Cause(ctx)
+	})
+	h.log.Info("hostd is up", "listen", h.cfg.Listen, "host", h.cfg.Name, "region", h.cfg.Region)
+	return g.Wait()
+}
+
+// advertise tells the cluster how much is free here.
+func (h *host) advertise(ctx context.Context) error {
+	for {
+		changed := h.pool.Changed()
+		ready := h.pool.Ready()
+		warm := make(map[string]int, len(ready))
+		for kind, n := range ready {
+			warm[string(kind)] = n
+		}
+		if err := h.members.Update(func(m *gossip.Meta) { m.Free, m.Warm = h.pool.Free(), warm }); err != nil {
+			h.log.Error("gateways do not hear what is free here", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// housekeep forgets what is old.
+func (h *host) housekeep(ctx context.Context) error {
+	tick := time.NewTicker(10 * time.Minute)
+	defer tick.Stop()
+	for {
+		before := time.Now().Add(-event.KeepAfterEnd)
+		if err := errors.Join(h.book.Forget(before), h.logs.Forget(before)); err != nil {
+			h.log.Warn("old records could not be removed", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// close gives back, in reverse, what open acquired; machines stay.
+func (h *host) close() error {
+	var errs []error
+	if h.set != nil {
+		h.set.Close()
+	}
+	if h.members != nil {
+		errs = append(errs, h.members.Leave(time.Second))
+	}
+	if h.net != nil {
+		errs = append(errs, h.net.Close())
+	}
+	if h.driver != nil {
+		errs = append(errs, h.driver.Close())
+	}
+	for _, db := range []*store.DB{h.events, h.state} {
+		if db != nil {
+			errs = append(errs, db.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// driver makes the driver that the flags ask for.
+func (c hostConfig) driver(log *slog.Logger) (machine.Driver, error) {
+	for flag, dir := range map[string]string{"--image-base": c.ImageBase, "--agent-layer": c.AgentLayer} {
+		if dir == "" {
+			return nil, fmt.Errorf("%s is not set: 'make image' builds the guest image and says where it is", flag)
+		}
+	}
+	return oci.New(oci.Config{Home: filepath.Join(c.Home, "machines"), ImageBase: c.ImageBase, AgentLayer: c.AgentLayer, Log: log})
+}
+
+func (c hostConfig) network(ctx context.Context, log *slog.Logger) (*network.Network, error) {
+	allow, err := c.allow()
+	if err != nil {
+		return nil, err
+	}
+	resolvers := make([]netip.AddrPort, len(c.Resolvers))
+	for i, r := range c.Resolvers {
+		if resolvers[i], err = netip.ParseAddrPort(r); err != nil {
+			return nil, fmt.Errorf("--resolvers: %q is not like 9.9.9.9:53: %w", r, err)
+		}
+	}
+	return network.Open(ctx, network.Config{Name: c.SlotPrefix, Subnet: c.Subnet, UIDBase: c.UIDBase, Allow: allow, Resolvers: resolvers, Log: log})
+}
+
+// run ends everything below Home and forgets it.
+func (c cleanupCmd) run(ctx context.Context) error {
+	log := c.Logger("hostd")
+	home, err := filepath.Abs(c.Home)
+	if err != nil {
+		return err
+	}
+	c.Home = home
+	db, err := store.Open(filepath.Join(c.Home, "hostd.db"), store.Options{})
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	driver, err := c.driver(log)
+	if err != nil {
+		return err
+	}
+	n, err := c.network(ctx, log)
+	if err != nil {
+		return err
+	}
+	none := func(string) bool { return false }
+	b := book.New(db)
+	// Sessions stay in the book: the next start finds their machines gone and
+	// leaves tombstones for the record.
+	handles, err := b.Machines()
+	for _, h := range handles {
+		err = errors.Join(err, b.DeleteMachine(h.Spec.ID))
+	}
+	return errors.Join(err, driver.Sweep(ctx, none), n.Destroy(ctx))
+}

@@ -1,0 +1,200 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+
+	"github.com/berth-dev/berth/hostd/control"
+	"github.com/berth-dev/berth/hostd/machine"
+	"github.com/berth-dev/berth/hostd/pool"
+	"github.com/berth-dev/berth/shared/agentlink"
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// fakeGuest is a machine whose agent answers from this process, over pipes.
+type fakeGuest struct {
+	id   string
+	kind session.Kind
+	done chan struct{}
+	die  sync.Once
+
+	mu      sync.Mutex
+	started agentlink.Start
+	notices []agentlink.Notice
+	more    chan struct{}
+	stops   int
+	closed  int
+	egress  bool
+	clients int
+	had     bool
+	hang    bool          // the agent takes connections and never answers
+	refuse  bool          // the agent refuses Start
+	slow    chan struct{} // Stop waits for it
+}
+
+func newFakeGuest(id string, kind session.Kind) *fakeGuest {
+	return &fakeGuest{id: id, kind: kind, done: make(chan struct{}), more: make(chan struct{})}
+}
+
+func (f *fakeGuest) ID() string { return f.id }
+func (f *fakeGuest) Handle() machine.Handle {
+	return machine.Handle{Spec: machine.Spec{ID: f.id, Kind: f.kind}}
+}
+func (f *fakeGuest) Promote(context.Context) error { return nil }
+func (f *fakeGuest) Done() <-chan struct{}         { return f.done }
+func (f *fakeGuest) kill()                         { f.die.Do(func() { close(f.done) }) }
+
+func (f *fakeGuest) Stop(context.Context) error {
+	if f.slow != nil {
+		<-f.slow
+	}
+	f.kill()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stops++
+	return nil
+}
+
+// ended counts the calls of Stop.
+func (f *fakeGuest) ended() int { f.mu.Lock(); defer f.mu.Unlock(); return f.stops }
+
+func (f *fakeGuest) set(change func(*fakeGuest)) { f.mu.Lock(); defer f.mu.Unlock(); change(f) }
+
+func (f *fakeGuest) Info() machine.Slot { return machine.Slot{} }
+func (f *fakeGuest) SetEgress(func(context.Context) (net.Conn, error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.egress = true
+}
+
+func (f *fakeGuest) Close(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed++
+	return nil
+}
+
+// tell appends a notice, as the agent would.
+func (f *fakeGuest) tell(n agentlink.Notice) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n.N = uint64(len(f.notices) + 1)
+	if n.Clients != nil {
+		f.clients = *n.Clients
+		f.had = f.had || f.clients > 0
+	}
+	f.notices = append(f.notices, n)
+	close(f.more)
+	f.more = make(chan struct{})
+}
+
+// Dial serves one connection of the agent.
+func (f *fakeGuest) Dial(context.Context) (net.Conn, error) {
+	select {
+	case <-f.done:
+		return nil, errors.New("machine is down")
+	default:
+	}
+	near, far := net.Pipe()
+	go func() {
+		preface := make([]byte, 1)
+		if _, err := io.ReadFull(far, preface); err != nil || preface[0] != agentlink.PrefaceControl {
+			far.Close()
+			return
+		}
+		one := &oneConn{conn: far, closed: make(chan struct{})}
+		srv := &http.Server{Handler: f}
+		go func() { <-f.done; srv.Close() }()
+		_ = srv.Serve(one)
+	}()
+	return near, nil
+}
+
+// oneConn is a listener with a single connection.
+type oneConn struct {
+	conn   net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (o *oneConn) Accept() (c net.Conn, err error) {
+	err = net.ErrClosed
+	o.once.Do(func() { c, err = o.conn, nil })
+	if err != nil {
+		<-o.closed
+	}
+	return c, err
+}
+func (o *oneConn) Close() error {
+	select {
+	case <-o.closed:
+	default:
+		close(o.closed)
+	}
+	return nil
+}
+func (o *oneConn) Addr() net.Addr { return o.conn.LocalAddr() }
+
+func (f *fakeGuest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	hang, refuse := f.hang, f.refuse
+	f.mu.Unlock()
+	if hang {
+		<-r.Context().Done()
+		return
+	}
+	switch r.URL.Path {
+	case agentlink.ControlState:
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(agentlink.State{Ready: true, SessionID: f.started.SessionID, Clients: f.clients, HadClients: f.had, LastNotice: uint64(len(f.notices))})
+	case agentlink.ControlStart:
+		if refuse {
+			http.Error(w, "no", http.StatusInternalServerError)
+			return
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		_ = json.NewDecoder(r.Body).Decode(&f.started)
+		w.WriteHeader(http.StatusNoContent)
+	case agentlink.ControlEvents:
+		f.stream(w, r)
+	}
+}
+
+func (f *fakeGuest) stream(w http.ResponseWriter, r *http.Request) {
+	after, _ := strconv.ParseUint(r.FormValue("after"), 10, 64)
+	w.WriteHeader(http.StatusOK)
+	w.(http.Flusher).Flush()
+	enc := json.NewEncoder(w)
+	for {
+		f.mu.Lock()
+		todo, more := f.notices[min(int(after), len(f.notices)):], f.more
+		f.mu.Unlock()
+		for _, n := range todo {
+			_ = enc.Encode(n)
+			after = n.N
+		}
+		w.(http.Flusher).Flush()
+		select {
+		case <-more:
+		case <-r.Context().Done():
+			return
+		case <-f.done:
+			return
+		}
+	}
+}
+
+func (f *fakeGuest) guest() *pool.Guest {
+	return &pool.Guest{Machine: f, Slot: f, Agent: control.New(f.Dial), Kind: f.kind}
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

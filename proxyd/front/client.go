@@ -1,0 +1,119 @@
+package front
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/shared/egress"
+)
+
+// client is one connection from a machine. It reads through a buffer, so the
+// first bytes can be looked at, and settles its account when it closes. One
+// goroutine at a time owns it; idle is guarded by Server.mu.
+type client struct {
+	net.Conn // tcp, without its ReadFrom and WriteTo, which would go past r
+	tcp      *net.TCPConn
+	r        *bufio.Reader
+	s        *Server
+	ctx      context.Context // ends when draining is over
+	began    time.Time
+
+	session  string
+	protocol string
+	target   string          // of the last connection made for it
+	refused  *egress.Refusal // one connection too many
+	meter    *meter.Conn     // nil before the Hello, and when refused
+	web      *web            // plain HTTP only
+	err      error           // how the relay ended
+
+	idle      bool // waits for its first byte
+	closeOnce sync.Once
+}
+
+// add books a new connection as open.
+func (s *Server) add(ctx context.Context, conn *net.TCPConn) *client {
+	c := &client{Conn: conn, tcp: conn, r: bufio.NewReader(conn), s: s, ctx: ctx, began: time.Now()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clients[c] = struct{}{}
+	s.done.Add(1)
+	return c
+}
+
+// Read reads what was buffered first.
+func (c *client) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+// Close ends the connection and settles its account. Idempotent.
+func (c *client) Close() error {
+	c.closeOnce.Do(func() {
+		c.tcp.Close()
+		c.web.close()
+		if c.meter != nil {
+			c.meter.Close()
+			up, down := c.meter.Bytes()
+			c.s.log.Debug("closed", "session", c.session, "protocol", c.protocol, "target", c.target,
+				"up", up, "down", down, "seconds", time.Since(c.began).Seconds(), "error", c.err)
+		}
+		c.s.mu.Lock()
+		delete(c.s.clients, c)
+		c.s.mu.Unlock()
+		c.s.done.Done()
+	})
+	return nil
+}
+
+// abort cuts the connection with a reset; its owner notices and closes it.
+func (c *client) abort() {
+	_ = c.tcp.SetLinger(0)
+	c.tcp.Close()
+}
+
+// interrupt ends a wait for the first byte.
+func (c *client) interrupt() { _ = c.SetReadDeadline(time.Unix(1, 0)) }
+
+// first waits for the first byte without a limit (browsers connect ahead of
+// need) and leaves it in the buffer.
+func (c *client) first() (byte, error) {
+	c.s.mu.Lock()
+	if c.s.draining {
+		c.s.mu.Unlock()
+		return 0, net.ErrClosed
+	}
+	c.idle = true
+	_ = c.SetReadDeadline(time.Time{})
+	c.s.mu.Unlock()
+	b, err := c.r.Peek(1)
+	c.s.mu.Lock()
+	c.idle = false
+	c.s.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return b[0], nil
+}
+
+// startsWith looks at the first bytes and leaves them in the buffer.
+func (c *client) startsWith(text string) bool {
+	b, _ := c.r.Peek(len(text))
+	return string(b) == text
+}
+
+// buffered takes what was read ahead.
+func (c *client) buffered() []byte {
+	b, _ := c.r.Peek(c.r.Buffered())
+	return b
+}
+
+// lingerClose closes after an answer that the client must get: closing with
+// unread bytes would reset the connection and the answer with it.
+func (c *client) lingerClose() {
+	_ = c.tcp.CloseWrite()
+	_ = c.SetReadDeadline(time.Now().Add(time.Second))
+	_, _ = io.CopyN(io.Discard, c.r, 256<<10)
+	c.Close()
+}

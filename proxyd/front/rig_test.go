@@ -1,0 +1,169 @@
+package front
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/berth-dev/berth/proxyd/guard"
+	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/shared/egress"
+	"github.com/berth-dev/berth/shared/proxylink"
+	"github.com/berth-dev/berth/shared/trust"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is a front with a real guard that may reach 127.0.0.1.
+type rig struct {
+	t      *testing.T
+	secret *trust.Secret
+	meter  *meter.Meter
+	addr   string
+	stop   context.CancelFunc // what a signal does
+	ended  chan struct{}      // closed when Serve returned
+}
+
+func newRig(t *testing.T, limit int, drain time.Duration) *rig {
+	t.Helper()
+	allow, err := egress.ParseAllow("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, secret: trust.New(), meter: meter.New(limit), addr: ln.Addr().String(), ended: make(chan struct{})}
+	var ctx context.Context
+	ctx, r.stop = context.WithCancel(context.Background())
+	s := New(r.secret, guard.New(egress.Policy{Allow: allow}, nil), r.meter, drain, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	go func() {
+		defer close(r.ended)
+		if err := s.Serve(ctx, ln); err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Cleanup(func() {
+		r.stop()
+		select {
+		case <-r.ended:
+		case <-time.After(10 * time.Second):
+			t.Error("Serve did not return")
+		}
+	})
+	return r
+}
+
+// dial opens a connection of a session as hostd does.
+func (r *rig) dial(session string) *net.TCPConn {
+	r.t.Helper()
+	conn, err := proxylink.Dial(context.Background(), r.addr, proxylink.Hello{Proof: r.secret.Proof(), SessionID: session, Epoch: 1})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	return conn
+}
+
+// client speaks HTTP through the proxy, one connection kept alive.
+func (r *rig) client(session string) *http.Client {
+	proxy, _ := url.Parse("http://proxy.invalid:3128")
+	tr := &http.Transport{Proxy: http.ProxyURL(proxy), MaxConnsPerHost: 1, DisableCompression: true,
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return r.dial(session), nil }}
+	r.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 20 * time.Second}
+}
+
+// settled waits until a session has no open connection.
+func (r *rig) settled(session string) meter.Counts {
+	r.t.Helper()
+	return r.until(session, func(c meter.Counts) bool { return c.Open == 0 })
+}
+
+func (r *rig) until(session string, ok func(meter.Counts) bool) meter.Counts {
+	r.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		c := r.meter.Session(session)
+		if ok(c) {
+			return c
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("counts stay at %+v", c)
+		}
+	}
+}
+
+// serveTCP runs handle for each connection to a new loopback address.
+func serveTCP(t *testing.T, handle func(*net.TCPConn)) string {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open sync.WaitGroup
+	open.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			open.Go(func() {
+				defer conn.Close()
+				handle(conn.(*net.TCPConn))
+			})
+		}
+	})
+	t.Cleanup(func() { ln.Close(); open.Wait() })
+	return ln.Addr().String()
+}
+
+func echo(t *testing.T) string {
+	return serveTCP(t, func(c *net.TCPConn) { _, _ = io.Copy(c, c) })
+}
+
+func portOf(t *testing.T, addr string) uint16 {
+	t.Helper()
+	_, p, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, _ := strconv.Atoi(p)
+	return uint16(n)
+}
+
+func nobody(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+// send writes a raw request and reads one response.
+func send(t *testing.T, conn net.Conn, raw string) *http.Response {
+	t.Helper()
+	if _, err := io.WriteString(conn, raw); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatalf("%.80q: %v", raw, err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}

@@ -1,0 +1,16 @@
+#!/bin/bash
+# Runs all tests, with the race detector, against real parts; one that is
+# missing fails (CI=true) instead of skipping.
+# shellcheck source=lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+BERTH_TARGET="test" scripts/setup.sh test
+
+# What a developer set for the own cluster is none of the tests' business.
+unset BERTH_HOME BERTH_LISTEN BERTH_EGRESS_ALLOW BERTH_PORT_BASE BERTH_URL BERTH_API_KEY
+export CI=true BERTH_E2E=1 BERTH_BIN=$BIN/race BERTH_IMAGE_BASE BERTH_AGENT_LAYER
+BERTH_IMAGE_BASE=$(scripts/image/build.sh --path)
+BERTH_AGENT_LAYER=$(agent_layer "$BIN/race/agent")
+
+# -count=1: the cache cannot see image, daemons and kernel.
+go test -race -count=1 -timeout 12m ./...

@@ -1,0 +1,132 @@
+// Package agentlink is the contract between hostd and the agent inside a
+// machine, and the list of paths the agent serves over the session link.
+//
+// Every connection to the agent begins with one byte that hostd writes:
+//
+//	'C'  control: plain HTTP/1.1 with hostd itself, the Control* paths below
+//	'L'  link: a transport of the session link (shared/link); over its streams
+//	     the agent serves plain HTTP/1.1 with the Path* paths below
+//
+// The agent's listening socket is made by hostd outside the machine and
+// inherited as file descriptor 3, so nothing inside the machine can reach,
+// replace or answer for it.
+package agentlink
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/berth-dev/berth/shared/event"
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// First byte of every connection to the agent.
+const (
+	PrefaceControl byte = 'C'
+	PrefaceLink    byte = 'L'
+)
+
+// ListenFD is the inherited descriptor of the agent's listening socket.
+const ListenFD = 3
+
+// Control paths, JSON in and out, errors as the apierr envelope.
+const (
+	ControlState  = "/control/state"  // GET → State; with ?wait=1 once Ready or Failed; with ?wait=1 it answers once Ready or Failed
+	ControlStart  = "/control/start"  // POST Start → 204; once in a machine's life, again is a no-op for the same SessionID
+	ControlEvents = "/control/events" // GET ?after=N → endless NDJSON of Notice with N greater than after
+)
+
+// Paths over the session link. Bodies, queries and answers are those of the
+// public API, errors included: the gateway passes them on untouched.
+const (
+	PathExec         = "/exec"          // POST, body of POST /v1/sessions/:id/exec
+	PathShellRestart = "/shell/restart" // POST {shell?} → 204
+	PathFiles        = "/files"         // GET (list=1, stat=1, Range), PUT, DELETE ?path=
+	PathFilesWait    = "/files/wait"    // GET ?pattern=&timeoutMs=
+	PathFilesMkdir   = "/files/mkdir"   // POST {path}
+	PathFilesMove    = "/files/move"    // POST {from, to}
+	PathTerminal     = "/terminal"      // WebSocket
+	PathCDP          = "/cdp"           // WebSocket: one CDP client; ?viewer=1 for the live view, which is not counted
+	PathJSONVersion  = "/json/version"  // GET: Chrome's, webSocketDebuggerUrl set to the header ConnectURLHeader
+	PathJSONList     = "/json/list"     // GET: Chrome's list, each webSocketDebuggerUrl likewise
+)
+
+// ConnectURLHeader carries, from gateway to agent, the connectUrl that
+// /json/version and /json/list answer with.
+const ConnectURLHeader = "X-Berth-Connect-Url"
+
+// PlatformClose is the WebSocket close code with which the gateway tells the
+// agent that the platform, not the client, ended a CDP or terminal socket: the
+// client then has GraceAfterPlatformClose to come back before the agent counts
+// it as gone. It never reaches a client.
+const PlatformClose = 4990
+
+// GraceAfterPlatformClose is how long a client that the platform cut stays
+// counted (decisions "Lifetime").
+const GraceAfterPlatformClose = 60 * time.Second
+
+// State answers ControlState.
+type State struct {
+	// Ready: everything that the machine's kind has is up (Chrome answered CDP,
+	// a bash waits). A pool machine is ready before it is taken.
+	Ready bool `json:"ready"`
+	// Failed is a sentence when the machine can never become ready.
+	Failed string `json:"failed,omitempty"`
+	// Note is a sentence about a weakness of this machine that the operator
+	// should know, such as a Chrome without its own sandbox.
+	Note string `json:"note,omitempty"`
+	// SessionID is set by Start.
+	SessionID string `json:"sessionId,omitempty"`
+	// Clients counts CDP clients, those in grace included.
+	Clients int `json:"clients"`
+	// HadClients says that a CDP client has been counted at some time.
+	HadClients bool `json:"hadClients"`
+	// LastNotice is the number of the newest Notice, 0 before the first.
+	LastNotice uint64 `json:"lastNotice"`
+}
+
+// Start gives a waiting machine to a session.
+type Start struct {
+	SessionID string            `json:"sessionId"`
+	Kind      session.Kind      `json:"kind"`
+	Viewport  session.Viewport  `json:"viewport"`
+	Env       map[string]string `json:"env,omitempty"`   // for shells and terminals
+	Setup     []string          `json:"setup,omitempty"` // run in order in the default shell
+}
+
+// Notice is one thing the agent tells hostd. N rises by one from 1 for the
+// life of the machine; the agent keeps the newest 4096 and hostd asks again
+// from the last it stored, so each is seen once whatever breaks.
+type Notice struct {
+	N       uint64       `json:"n"`
+	Event   *event.Event `json:"event,omitempty"`   // to append to the log; Seq is hostd's to set
+	Clients *int         `json:"clients,omitempty"` // CDP clients now
+	Setup   *Setup       `json:"setup,omitempty"`
+}
+
+// Setup is the progress of setup.
+type Setup struct {
+	Status session.SetupStatus `json:"status"`
+	Error  string              `json:"error,omitempty"`
+}
+
+// ExecRequest is the body of exec (spec "Shell").
+type ExecRequest struct {
+	Command   string            `json:"command"`
+	TimeoutMs int               `json:"timeoutMs,omitempty"` // 0: 120000; at most 3600000
+	Cwd       string            `json:"cwd,omitempty"`
+	Env       map[string]string `json:"env,omitempty"`
+	Shell     json.RawMessage   `json:"shell,omitempty"` // a name, or false; absent: "default"
+	Stream    bool              `json:"stream,omitempty"`
+}
+
+// ExecResult answers exec without stream. ExitCode is null when the timeout
+// stopped the command.
+type ExecResult struct {
+	Stdout     string `json:"stdout"`
+	Stderr     string `json:"stderr"`
+	ExitCode   *int   `json:"exitCode"`
+	TimedOut   bool   `json:"timedOut"`
+	Truncated  bool   `json:"truncated"`
+	DurationMs int64  `json:"durationMs"`
+}

@@ -1,0 +1,160 @@
+package proxylink
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pair is two ends of one TCP connection.
+func pair(t *testing.T) (a, b *net.TCPConn) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(); s.Close() })
+	for _, x := range []net.Conn{c, s} {
+		_ = x.SetDeadline(time.Now().Add(20 * time.Second))
+	}
+	return c.(*net.TCPConn), s.(*net.TCPConn)
+}
+
+// rig is client ⇄ (near, far relayed) ⇄ server.
+type rig struct {
+	client, server *net.TCPConn
+	up, down       atomic.Int64
+	cancel         context.CancelCauseFunc
+	result         chan error
+}
+
+func start(t *testing.T) *rig {
+	client, near := pair(t)
+	far, server := pair(t)
+	for _, x := range []net.Conn{near, far} {
+		_ = x.SetDeadline(time.Time{})
+	}
+	r := &rig{client: client, server: server, result: make(chan error, 1)}
+	var ctx context.Context
+	ctx, r.cancel = context.WithCancelCause(context.Background())
+	t.Cleanup(func() { r.cancel(nil) })
+	go func() {
+		r.result <- Relay(ctx, near, far, func(n int64) { r.up.Add(n) }, func(n int64) { r.down.Add(n) })
+	}()
+	return r
+}
+
+func TestRelayHalfCloseAndCounts(t *testing.T) {
+	r := start(t)
+	request := make([]byte, relayChunk+12345) // over one counter call
+	for i := range request {
+		request[i] = byte(rand.Uint32())
+	}
+	go func() {
+		_, _ = r.client.Write(request)
+		_ = r.client.CloseWrite()
+	}()
+	h := sha256.New()
+	n, err := io.Copy(h, r.server) // ends only if the half-close is passed on
+	if err != nil || n != int64(len(request)) || !bytes.Equal(h.Sum(nil), func() []byte { s := sha256.Sum256(request); return s[:] }()) {
+		t.Fatalf("server read %d bytes, %v", n, err)
+	}
+	if _, err := r.server.Write([]byte("late answer")); err != nil { // the other direction lives on
+		t.Fatal(err)
+	}
+	r.server.Close()
+	got, err := io.ReadAll(r.client)
+	if err != nil || string(got) != "late answer" {
+		t.Fatalf("client read %q, %v", got, err)
+	}
+	if err := <-r.result; err != nil {
+		t.Fatal(err)
+	}
+	if r.up.Load() != int64(len(request)) || r.down.Load() != 11 {
+		t.Fatalf("counted %d up, %d down", r.up.Load(), r.down.Load())
+	}
+}
+
+func TestRelayPassesResetOn(t *testing.T) {
+	r := start(t)
+	if _, err := r.server.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(r.client, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.server.SetLinger(0)
+	r.server.Close()
+	if _, err := r.client.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Fatalf("client got %v, want a reset", err)
+	}
+	if err := <-r.result; err == nil {
+		t.Fatal("a reset is no orderly end")
+	}
+}
+
+func TestRelayEndsWithContext(t *testing.T) {
+	r := start(t)
+	why := errors.New("session ended")
+	r.cancel(why)
+	if err := <-r.result; !errors.Is(err, why) {
+		t.Fatalf("got %v", err)
+	}
+	for _, c := range []net.Conn{r.client, r.server} {
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatalf("got %v, want a reset", err)
+		}
+	}
+}
+
+// Between two bare TCP connections the kernel moves the bytes (splice).
+func BenchmarkRelay(b *testing.B) {
+	ln, _ := net.Listen("tcp", "127.0.0.1:0")
+	defer ln.Close()
+	dial := func() (*net.TCPConn, *net.TCPConn) {
+		c, _ := net.Dial("tcp", ln.Addr().String())
+		s, _ := ln.Accept()
+		return c.(*net.TCPConn), s.(*net.TCPConn)
+	}
+	client, near := dial()
+	far, server := dial()
+	go func() { _ = Relay(context.Background(), near, far, nil, nil) }()
+	buf := make([]byte, 1<<20)
+	b.SetBytes(1 << 20)
+	go func() {
+		for {
+			if _, err := server.Write(buf); err != nil {
+				return
+			}
+		}
+	}()
+	sink := make([]byte, 1<<20)
+	for b.Loop() {
+		if _, err := io.ReadFull(client, sink); err != nil {
+			b.Fatal(err)
+		}
+	}
+	client.Close()
+	server.Close()
+}

@@ -1,0 +1,121 @@
+package session
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/berth-dev/berth/shared/apierr"
+)
+
+// Bounds and defaults of a session's fields (spec "Limits").
+const (
+	DefaultTimeout = 300 // seconds
+	MinTimeout     = 60  // seconds; the maximum is the plan's
+
+	MinViewportWidth  = 200
+	MinViewportHeight = 200
+	MaxViewportWidth  = 3840
+	MaxViewportHeight = 2160
+
+	// DisconnectGrace is the time between the last CDP client's leave and the
+	// end of a browser-only session without keepAlive.
+	DisconnectGrace = 5 * time.Second
+
+	CaptchaAsk    = "ask"
+	CaptchaIgnore = "ignore"
+
+	// WorkspacePath is where every machine has its shared disk.
+	WorkspacePath = "/workspace"
+)
+
+// DefaultViewport is what a session without one gets (decisions "One-shots").
+var DefaultViewport = Viewport{Width: 1280, Height: 720}
+
+// Expiry is when a session started at started ends by its timeout, given in
+// seconds of running time.
+func Expiry(started time.Time, timeout int) time.Time {
+	return started.Add(time.Duration(timeout) * time.Second)
+}
+
+// End moves a session to its final state. A reason makes it COMPLETED; an
+// errText, a sentence for people, makes it ERROR; exactly one is given. A
+// session that has ended already is refused with session_not_running.
+func End(s Session, at time.Time, reason EndReason, errText string) (Session, error) {
+	if s.Status.Ended() {
+		return s, ended(s)
+	}
+	if (reason == "") == (errText == "") {
+		return s, apierr.New(apierr.Internal, "an end needs a reason or an error, and not both")
+	}
+	s.Status, s.EndReason, s.Error = Completed, reason, errText
+	if errText != "" {
+		s.Status = Error
+	}
+	s.EndedAt = stamp(at)
+	if s.EndedAt.Before(s.StartedAt) {
+		s.EndedAt = s.StartedAt // two clocks disagree: never a negative bill
+	}
+	if s.SetupStatus == SetupRunning {
+		s.SetupStatus, s.SetupError = SetupFailed, "the session ended before setup was done"
+	}
+	return s, nil
+}
+
+// Patch is a change of settings; a nil field stays as it is.
+type Patch struct {
+	KeepAlive    *bool           `json:"keepAlive,omitempty"`
+	UserMetadata json.RawMessage `json:"userMetadata,omitempty"` // replaces the whole object
+	Timeout      *int            `json:"timeout,omitempty"`      // the new total of running seconds
+	Captcha      *string         `json:"captcha,omitempty"`
+}
+
+// Apply gives the session with the patch in force and SettingsVersion raised.
+// A new timeout counts from the start of the session, so one that has passed
+// already ends it at once. Bounds are the caller's: they depend on the plan. An
+// ended session is refused with session_not_running.
+func (p Patch) Apply(s Session) (Session, error) {
+	if s.Status.Ended() {
+		return s, ended(s)
+	}
+	if p.KeepAlive != nil {
+		s.KeepAlive = *p.KeepAlive
+	}
+	if p.UserMetadata != nil {
+		s.UserMetadata = p.UserMetadata
+	}
+	if p.Captcha != nil {
+		s.Captcha = *p.Captcha
+	}
+	if p.Timeout != nil {
+		s.Timeout = *p.Timeout
+		if s.Status == Running { // while paused, ExpiresAt is the day of paused_expired
+			s.ExpiresAt = Expiry(s.StartedAt, s.Timeout)
+		}
+	}
+	s.SettingsVersion++
+	return s, nil
+}
+
+// RotateURLs makes every signed URL handed out so far fail; with disconnect the
+// sockets that they opened have to close too.
+func RotateURLs(s Session, disconnect bool) (Session, error) {
+	if s.Status.Ended() {
+		return s, ended(s)
+	}
+	s.URLKeyVersion++
+	if disconnect {
+		s.CutBelow = s.URLKeyVersion
+	}
+	return s, nil
+}
+
+func ended(s Session) error {
+	why := string(s.EndReason)
+	if s.Status == Error {
+		why = "error"
+	}
+	return apierr.New(apierr.SessionNotRunning, "session %s has ended (%s)", s.ID, why)
+}
+
+// stamp cuts a time to what the record and the API show: UTC milliseconds.
+func stamp(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }

@@ -1,0 +1,127 @@
+// Package session holds the product object: its durable fields, its states
+// and the rules of its life, all as pure functions over plain values.
+package session
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Status is the state of a session as the API shows it.
+type Status string
+
+// The four states (spec "Session status").
+const (
+	Running   Status = "RUNNING"
+	Paused    Status = "PAUSED"
+	Completed Status = "COMPLETED"
+	Error     Status = "ERROR"
+)
+
+// Ended says whether the state is final.
+func (s Status) Ended() bool { return s == Completed || s == Error }
+
+// EndReason says why a COMPLETED session ended; an ERROR session has none.
+type EndReason string
+
+// End reasons (spec "Session").
+const (
+	Released     EndReason = "released"
+	TimedOut     EndReason = "timeout"
+	Disconnected EndReason = "disconnected"
+)
+
+// Kind is what a session's machine has: a browser, a shell, or both. It
+// chooses template, size and price.
+type Kind string
+
+// The kinds.
+const (
+	Browser Kind = "browser"
+	Shell   Kind = "shell"
+	Both    Kind = "both"
+)
+
+// Kinds lists all kinds.
+func Kinds() []Kind { return []Kind{Browser, Shell, Both} }
+
+// KindOf gives the kind of a request; ok is false when neither is asked for.
+func KindOf(browser, shell bool) (k Kind, ok bool) {
+	switch {
+	case browser && shell:
+		return Both, true
+	case browser:
+		return Browser, true
+	case shell:
+		return Shell, true
+	}
+	return "", false
+}
+
+// HasBrowser says whether machines of the kind run Chrome.
+func (k Kind) HasBrowser() bool { return k == Browser || k == Both }
+
+// HasShell says whether machines of the kind run bash for the customer.
+func (k Kind) HasShell() bool { return k == Shell || k == Both }
+
+// Size is what a machine of a kind gets and what billing counts.
+type Size struct {
+	VCPU int `json:"vcpu"` // virtual processors
+	GiB  int `json:"gib"`  // memory, GiB
+}
+
+// Viewport is the size of the browser's page area in CSS pixels.
+type Viewport struct {
+	Width  int `json:"width"`
+	Height int `json:"height"`
+}
+
+// SetupStatus is the progress of the setup commands.
+type SetupStatus string
+
+// States of setup; the empty value means that no setup was given.
+const (
+	SetupRunning SetupStatus = "running"
+	SetupDone    SetupStatus = "done"
+	SetupFailed  SetupStatus = "failed"
+)
+
+// Session is what the replicated record keeps of a session.
+type Session struct {
+	ID           string          `json:"id"` // UUID
+	ProjectID    string          `json:"projectId"`
+	Region       string          `json:"region"`
+	Kind         Kind            `json:"kind"`
+	KeepAlive    bool            `json:"keepAlive"`
+	Timeout      int             `json:"timeout"` // total running seconds
+	Viewport     Viewport        `json:"viewport"`
+	UserMetadata json.RawMessage `json:"userMetadata"` // a JSON object
+	Captcha      string          `json:"captcha"`      // ask or ignore
+
+	Status    Status    `json:"status"`
+	EndReason EndReason `json:"endReason,omitempty"`
+	Error     string    `json:"error,omitempty"` // a sentence, with Status ERROR
+	CreatedAt time.Time `json:"createdAt"`
+	StartedAt time.Time `json:"startedAt"`
+	EndedAt   time.Time `json:"endedAt"` // zero until the end
+	ExpiresAt time.Time `json:"expiresAt"`
+
+	SetupStatus SetupStatus `json:"setupStatus,omitempty"`
+	SetupError  string      `json:"setupError,omitempty"`
+
+	// Placement. Every resume and move raises Epoch; hostd refuses older orders.
+	Host  string `json:"host"`
+	Epoch uint64 `json:"epoch"`
+	Moves int    `json:"moves"`
+
+	// URLKeyVersion rises with every rotation of the signed URLs; tokens of an
+	// older version fail.
+	URLKeyVersion uint32 `json:"urlKeyVersion"`
+	// URLIndex is the record's index at which URLKeyVersion became what it is.
+	URLIndex uint64 `json:"urlIndex"`
+	// CutBelow: sockets opened with an older version have to close, because a
+	// rotation asked for it.
+	CutBelow uint32 `json:"cutBelow"`
+	// SettingsVersion rises with every PATCH; hostd keeps the highest it saw.
+	SettingsVersion uint64 `json:"settingsVersion"`
+}
