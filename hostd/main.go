@@ -104,9 +104,12 @@ func (h *host) open(ctx context.Context) (err error) {
 	if err := h.openMachines(ctx); err != nil {
 		return err
 	}
+	// How much is free shows when the machines are adopted. Until then the host
+	// says it has room: the listener is open, and a create waits there, where
+	// "full" would make a cluster of one refuse it.
 	h.members, err = gossip.Join(gossip.Config{Name: h.cfg.Name, Bind: h.cfg.GossipAddr, Join: h.cfg.Join,
 		Key: h.secret.Key("gossip"), Log: h.log,
-		Meta: gossip.Meta{Role: gossip.Hostd, Region: h.cfg.Region, Addr: h.cfg.Listen, Driver: h.driver.Name()}})
+		Meta: gossip.Meta{Role: gossip.Hostd, Region: h.cfg.Region, Addr: h.cfg.Listen, Driver: h.driver.Name(), Free: h.cfg.MaxMachines}})
 	if err != nil {
 		return err
 	}
