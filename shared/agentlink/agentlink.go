@@ -31,8 +31,12 @@ const ListenFD = 3
 
 // Control paths, JSON in and out, errors as the apierr envelope.
 const (
-	ControlState  = "/control/state"  // GET → State; with ?wait=1 once Ready or Failed; with ?wait=1 it answers once Ready or Failed
+	ControlState  = "/control/state"  // GET → State; with ?wait=1 it answers once Ready or Failed
 	ControlStart  = "/control/start"  // POST Start → 204; once in a machine's life, again is a no-op for the same SessionID
+	ControlFreeze = "/control/freeze" // POST Freeze → 204: customer processes stand still; idempotent
+	ControlThaw   = "/control/thaw"   // POST Thaw → 204: clock, entropy, identity are mended, then customer processes go on; idempotent
+	ControlExport = "/control/export" // GET → the session's portable state as one stream; the machine must be frozen
+	ControlImport = "/control/import" // POST that stream → 204; once, on a machine that was started with Held
 	ControlEvents = "/control/events" // GET ?after=N → endless NDJSON of Notice with N greater than after
 )
 
@@ -92,6 +96,26 @@ type Start struct {
 	Viewport  session.Viewport  `json:"viewport"`
 	Env       map[string]string `json:"env,omitempty"`   // for shells and terminals
 	Setup     []string          `json:"setup,omitempty"` // run in order in the default shell
+	// Held: the customer gets nothing to run before a Thaw; an Import comes first.
+	Held bool `json:"held,omitempty"`
+}
+
+// Freeze stops the customer's processes before a capture. Portable leaves Chrome
+// alive, since the export asks it for tabs, cookies and storage.
+type Freeze struct {
+	Portable bool `json:"portable,omitempty"`
+}
+
+// Thaw lets a machine go on, after a restore, a start from a template, or a
+// capture whose operation was aborted.
+type Thaw struct {
+	Now     time.Time `json:"now"`     // the host's clock; the machine's is set to it
+	Entropy []byte    `json:"entropy"` // at least 64 random bytes for the guest kernel's pool, credited
+	// Fresh: the memory was cloned from a template, so all that must be unique is
+	// made anew: machine-id, host keys, boot id where possible, seeds of running
+	// processes (Chrome restarts what carries random state), the lineage of
+	// session links. False: the memory is the one continuation of its capture.
+	Fresh bool `json:"fresh,omitempty"`
 }
 
 // Notice is one thing the agent tells hostd. N rises by one from 1 for the

@@ -15,4 +15,13 @@ const (
 	SlotAddr   = "169.254.77.1"
 	EgressPort = 78 // HTTP proxy and SOCKS5, tunnelled to proxyd; below 80, where nothing in the machine may listen
 	DNSPort    = 53
+
+	// A machine with a kernel of its own is behind a tap device in its slot. The
+	// same addresses in every slot, so that a memory fits each.
+	TapName   = "vm0"
+	TapAddr   = "169.254.78.1" // the slot's end
+	TapMAC    = "02:be:27:00:00:03"
+	GuestAddr = "169.254.78.2" // eth0 in the guest, /30; its default route is TapAddr
+	GuestMAC  = "02:be:27:00:00:04"
+	AgentPort = 77 // the agent's listening socket in the guest, open to TapAddr alone
 )

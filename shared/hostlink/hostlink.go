@@ -75,6 +75,7 @@ type Inventory struct {
 	Host       string      `json:"host"`
 	Sessions   []Status    `json:"sessions"`
 	Tombstones []Tombstone `json:"tombstones"`
+	Snapshots  []string    `json:"snapshots,omitempty"` // ids of those on this host
 }
 
 // Acks names tombstones by session id.

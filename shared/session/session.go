@@ -29,6 +29,8 @@ const (
 	Released     EndReason = "released"
 	TimedOut     EndReason = "timeout"
 	Disconnected EndReason = "disconnected"
+	// PausedExpired: it stayed paused for longer than PausedMax.
+	PausedExpired EndReason = "paused_expired"
 )
 
 // Kind is what a session's machine has: a browser, a shell, or both. It
@@ -122,6 +124,21 @@ type Session struct {
 	// CutBelow: sockets opened with an older version have to close, because a
 	// rotation asked for it.
 	CutBelow uint32 `json:"cutBelow"`
+	// Op is the operation under way, nil for none: one at a time.
+	Op *Operation `json:"op,omitempty"`
+	// Snapshot is the last capture; nil before the first. While PAUSED the
+	// session lives in it alone.
+	Snapshot *Snapshot `json:"snapshot,omitempty"`
+	// Key seals this session's snapshots, 32 random bytes: without it they are
+	// noise, so it goes with the session.
+	Key []byte `json:"key,omitempty"`
+	// PausedAt is when the session paused; zero unless it is PAUSED.
+	PausedAt time.Time `json:"pausedAt"`
+	// RunningSince begins the running span that is billed now; Before is what
+	// earlier spans add to it. RunningSince is zero while PAUSED.
+	RunningSince time.Time     `json:"runningSince"`
+	Before       time.Duration `json:"before,omitempty"`
+
 	// SettingsVersion rises with every PATCH; hostd keeps the highest it saw.
 	SettingsVersion uint64 `json:"settingsVersion"`
 }

@@ -1,0 +1,82 @@
+package machine
+
+import (
+	"context"
+	"io"
+	"iter"
+)
+
+// PageSize is the unit of a memory delta, bytes.
+const PageSize = 4096
+
+// Keeper is the driver whose captures keep memory: processes, pages and sockets
+// go on after a restore. A driver that is none still supports portable captures,
+// which the agent makes.
+type Keeper interface {
+	Driver
+	// CPUClass names what a memory capture needs to run again: accelerator, CPU
+	// model and features, rate of the time stamp counter, build of the machine
+	// monitor. Equal strings fit.
+	CPUClass() string
+	// Template is the content hash of the template that machines of a spec start
+	// from on this host; it builds the template when there is none yet.
+	Template(ctx context.Context, spec Spec) (hash string, err error)
+	// OpenTemplate gives a template as one stream, for another host.
+	OpenTemplate(hash string) (io.ReadCloser, error)
+	// AddTemplate takes another host's template in; a stream whose content does
+	// not have the hash is refused and leaves nothing.
+	AddTemplate(ctx context.Context, hash string, r io.Reader) error
+	// HasTemplate says whether a template is here, whole.
+	HasTemplate(hash string) bool
+	// Restore makes a machine from a capture, completely, and leaves it frozen:
+	// not one instruction of it has run when it returns, Thaw lets it go on. On
+	// error nothing of the machine is left. persist as in Start.
+	Restore(ctx context.Context, spec Spec, c Capture, persist func(Handle) error) (Kept, error)
+}
+
+// Kept is a machine of a Keeper. Start, Adopt and Restore of one return it.
+type Kept interface {
+	Machine
+	// AddLayer puts a new disk layer on top while the machine runs, so that all
+	// layers below stand still and can be shipped before the stop.
+	AddLayer(ctx context.Context) error
+	// Freeze stops the processors. The handle's state says so on disk before
+	// they stop: an adopted machine is as frozen as it was. Idempotent.
+	Freeze(ctx context.Context) error
+	// Frozen says whether the processors stand still.
+	Frozen() bool
+	// Thaw lets the machine go on. Idempotent.
+	Thaw(ctx context.Context) error
+	// Capture describes a frozen machine; it is valid until Thaw or Stop.
+	Capture(ctx context.Context) (Capture, error)
+}
+
+// Capture is a frozen machine's state as the difference from its template. Its
+// parts may be read one after the other, each once or more.
+type Capture interface {
+	Driver() string
+	CPUClass() string
+	Template() string // content hash
+	// Pages yields the guest's pages that differ from the template, by rising
+	// index (guest address / PageSize). Data is valid until the next step; nil
+	// means a page of zeros.
+	Pages() iter.Seq2[Page, error]
+	// Device is the devices' state, a few KiB to 1 MiB.
+	Device() (io.ReadCloser, error)
+	// Layers are the disk's, lowest first; the template's own are not among them.
+	Layers() []Layer
+	Close() error
+}
+
+// Page is one page of guest memory.
+type Page struct {
+	Index uint64
+	Data  []byte // PageSize bytes, or nil for zeros
+}
+
+// Layer is one layer of a machine's disk.
+type Layer struct {
+	Name string // unique for its content for ever: a layer that stands still is never written again
+	Size int64  // bytes of Open's stream
+	Open func() (io.ReadCloser, error)
+}

@@ -1,0 +1,71 @@
+package hostlink
+
+import (
+	"time"
+
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// Capture orders the source of an operation to stop a session's machine and to
+// capture it. The machine stays stopped until the Verdict. The same order again
+// gives the same answer, also after hostd restarted.
+type Capture struct {
+	OpID       string    `json:"opId"`
+	Epoch      uint64    `json:"epoch"`              // of the session as it runs
+	SnapshotID string    `json:"snapshotId"`         // what the capture is to be called
+	Key        []byte    `json:"key"`                // 32 bytes: seals the snapshot, is never written to disk
+	Previous   string    `json:"previous,omitempty"` // snapshot that this machine was restored from: unchanged content is taken from it
+	Portable   bool      `json:"portable"`           // without memory, even where the driver keeps it
+	Durable    bool      `json:"durable"`            // answer only when it is in the blob store
+	Deadline   time.Time `json:"deadline"`           // of the operation; without a verdict by then the machine still waits for one
+}
+
+// Captured answers Capture.
+type Captured struct {
+	Snapshot  session.Snapshot `json:"snapshot"`
+	CaptureMs int64            `json:"captureMs"`
+}
+
+// Restore orders the target of an operation to make a session's machine from a
+// snapshot, completely, and to keep it stopped until the Verdict. The same order
+// again gives the same answer.
+type Restore struct {
+	OpID     string           `json:"opId"`
+	Acquire  Acquire          `json:"acquire"` // Epoch is the one after the commit
+	Snapshot session.Snapshot `json:"snapshot"`
+	Key      []byte           `json:"key"`
+	From     string           `json:"from,omitempty"` // host link address of the host that holds the snapshot; empty: this one, or the blob store
+	Deadline time.Time        `json:"deadline"`
+}
+
+// Restored answers Restore.
+type Restored struct {
+	Status    Status `json:"status"`
+	Memory    bool   `json:"memory"` // false: a fresh machine with the portable state
+	AcquireMs int64  `json:"acquireMs"`
+	RestoreMs int64  `json:"restoreMs"`
+}
+
+// Verdict tells a host what the record decided about an operation. Committed:
+// the target's machine goes on, the source's is discarded (a paused session's
+// too; its snapshot stays). Aborted: the source's goes on, the target's is
+// discarded. Told twice it does nothing the second time.
+type Verdict struct {
+	OpID      string `json:"opId"`
+	Committed bool   `json:"committed"`
+}
+
+// Held is a stopped machine in an inventory: it waits for the verdict on Op.
+type Held struct {
+	OpID string `json:"opId"`
+	Role Role   `json:"role"`
+}
+
+// Role is a host's part in an operation.
+type Role string
+
+// The roles.
+const (
+	Source Role = "source"
+	Target Role = "target"
+)
