@@ -9,7 +9,13 @@
 //	GET    /v1/sessions/{id}/events?after=&types=&limit=  → EventPage
 //	GET    /v1/sessions/{id}/events/stream?after=&types=  → NDJSON of event.Event; ends after the last event of an ended session, is cut when it ends for another reason; blank lines keep it alive
 //	GET    /v1/watch                  → endless NDJSON of Notice, the first of them Inventory
-//	GET    /v1/sessions/{id}/tunnel?epoch=N  Upgrade: berth-tunnel → 101, then bytes to the agent after PrefaceLink
+//	GET    /v1/sessions/{id}/tunnel?epoch=N  Upgrade: berth-tunnel → 101, then bytes to the agent after PrefaceLink; Unavailable while the machine is held
+//	POST   /v1/sessions/{id}/capture  Capture → Captured
+//	POST   /v1/sessions/{id}/restore  Restore → Restored
+//	POST   /v1/sessions/{id}/verdict  Verdict → 204; 404 for an operation that the host does not know
+//	GET    /v1/snapshots/{id}         → the snapshot as one stream, for another host
+//	DELETE /v1/snapshots/{id}         → 204, also when there is none
+//	GET    /v1/templates/{hash}       → the template as one stream, for another host
 //
 // Every request carries the cluster secret (shared/trust).
 package hostlink
@@ -56,7 +62,8 @@ type Status struct {
 	Clients   int                 `json:"clients"`
 	Setup     session.SetupStatus `json:"setup,omitempty"`
 	SetupErr  string              `json:"setupError,omitempty"`
-	Version   uint64              `json:"version"` // of its settings
+	Version   uint64              `json:"version"`        // of its settings
+	Held      *Held               `json:"held,omitempty"` // its machine stands still and waits for a verdict
 }
 
 // Tombstone says that a session's machine is gone from this host for good.

@@ -1,0 +1,51 @@
+package hostlink
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+)
+
+// Capture orders a session's host to stop its machine and to capture it.
+func (c *Client) Capture(ctx context.Context, id string, o Capture) (done Captured, err error) {
+	return done, c.do(ctx, http.MethodPost, sessionPath(id, "/capture"), o, &done)
+}
+
+// Restore orders a host to make a session's machine from a snapshot.
+func (c *Client) Restore(ctx context.Context, id string, o Restore) (done Restored, err error) {
+	return done, c.do(ctx, http.MethodPost, sessionPath(id, "/restore"), o, &done)
+}
+
+// Verdict tells a host what the record decided about an operation. NotFound:
+// the host has no machine that waits for it, and never had or not any more.
+func (c *Client) Verdict(ctx context.Context, id string, v Verdict) error {
+	return c.do(ctx, http.MethodPost, sessionPath(id, "/verdict"), v, nil)
+}
+
+// DeleteSnapshot removes a snapshot from a host and from the blob store; one
+// that is not there is no error.
+func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
+	return c.do(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(id), nil, nil)
+}
+
+// Snapshot opens a host's snapshot as one stream; the caller closes it. A
+// stream that was cut ends with an error, never with io.EOF.
+func (c *Client) Snapshot(ctx context.Context, id string) (io.ReadCloser, error) {
+	return c.open(ctx, "/v1/snapshots/"+url.PathEscape(id))
+}
+
+// Template opens a host's template as one stream, as Snapshot does.
+func (c *Client) Template(ctx context.Context, hash string) (io.ReadCloser, error) {
+	return c.open(ctx, "/v1/templates/"+url.PathEscape(hash))
+}
+
+func (c *Client) open(ctx context.Context, path string) (io.ReadCloser, error) {
+	resp, err := c.send(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+func sessionPath(id, tail string) string { return "/v1/sessions/" + url.PathEscape(id) + tail }
