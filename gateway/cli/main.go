@@ -14,9 +14,10 @@ import (
 
 // commandLine is what berth understands.
 type commandLine struct {
-	Keys  keysCmd  `cmd:"" help:"API keys: create, list, revoke. Run it on the gateway's computer."`
-	Hosts hostsCmd `cmd:"" help:"The living hosts and what is free there. Run it on the gateway's computer."`
-	Demo  demoCmd  `cmd:"" help:"Try everything once: a session, a page served by its shell, a click, a screenshot."`
+	Keys   keysCmd   `cmd:"" help:"API keys: create, list, revoke. Run it on the gateway's computer."`
+	Hosts  hostsCmd  `cmd:"" help:"The living hosts and what is free there. Run it on the gateway's computer."`
+	Doctor doctorCmd `cmd:"" help:"Look at this computer as a host: virtualisation, memory, limits, kernel and tools; say what to mend."`
+	Demo   demoCmd   `cmd:"" help:"Try everything once: a session, a page served by its shell, a click, a screenshot."`
 }
 
 func main() {
