@@ -10,14 +10,17 @@ import (
 // capture it. The machine stays stopped until the Verdict. The same order again
 // gives the same answer, also after hostd restarted.
 type Capture struct {
-	OpID       string    `json:"opId"`
-	Epoch      uint64    `json:"epoch"`              // of the session as it runs
-	SnapshotID string    `json:"snapshotId"`         // what the capture is to be called
-	Key        []byte    `json:"key"`                // 32 bytes: seals the snapshot, is never written to disk
-	Previous   string    `json:"previous,omitempty"` // snapshot that this machine was restored from: unchanged content is taken from it
-	Portable   bool      `json:"portable"`           // without memory, even where the driver keeps it
-	Durable    bool      `json:"durable"`            // answer only when it is in the blob store
-	Deadline   time.Time `json:"deadline"`           // of the operation; without a verdict by then the machine still waits for one
+	OpID string `json:"opId"`
+	// Kind is session.Pause or session.Move: the source of a pause keeps snapshot
+	// and events, that of a move hands them on.
+	Kind       session.OpKind `json:"kind"`
+	Epoch      uint64         `json:"epoch"`              // of the session as it runs
+	SnapshotID string         `json:"snapshotId"`         // what the capture is to be called
+	Key        []byte         `json:"key"`                // 32 bytes: seals the snapshot, is never written to disk
+	Previous   string         `json:"previous,omitempty"` // snapshot that this machine was restored from: unchanged content is taken from it
+	Portable   bool           `json:"portable"`           // without memory, even where the driver keeps it
+	Durable    bool           `json:"durable"`            // answer only when it is in the blob store
+	Deadline   time.Time      `json:"deadline"`           // of the operation; without a verdict by then the machine still waits for one
 }
 
 // Captured answers Capture.
@@ -31,6 +34,7 @@ type Captured struct {
 // again gives the same answer.
 type Restore struct {
 	OpID     string           `json:"opId"`
+	Kind     session.OpKind   `json:"kind"`    // session.Resume or session.Move
 	Acquire  Acquire          `json:"acquire"` // Epoch is the one after the commit
 	Snapshot session.Snapshot `json:"snapshot"`
 	Key      []byte           `json:"key"`
@@ -69,3 +73,13 @@ const (
 	Source Role = "source"
 	Target Role = "target"
 )
+
+// Baggage is what goes with a session from host to host beside its snapshot and
+// its events: what the source's hostd knows of the machine.
+type Baggage struct {
+	Setup      session.SetupStatus `json:"setup,omitempty"`
+	SetupErr   string              `json:"setupError,omitempty"`
+	HadClients bool                `json:"hadClients,omitempty"` // a CDP client has been there
+	Notice     uint64              `json:"notice"`               // number of the last notice of the agent that is in the events
+	LastSeq    uint64              `json:"lastSeq"`              // of the events
+}

@@ -23,6 +23,13 @@ func (c *Client) Verdict(ctx context.Context, id string, v Verdict) error {
 	return c.do(ctx, http.MethodPost, sessionPath(id, "/verdict"), v, nil)
 }
 
+// Baggage asks a session's host for what goes with the session beside its
+// snapshot and its events. Only other hosts ask, for a snapshot that they were
+// told to restore.
+func (c *Client) Baggage(ctx context.Context, id, snapshotID string) (b Baggage, err error) {
+	return b, c.do(ctx, http.MethodGet, sessionPath(id, "/baggage?")+url.Values{"snapshot": {snapshotID}}.Encode(), nil, &b)
+}
+
 // DeleteSnapshot removes a snapshot from a host and from the blob store; one
 // that is not there is no error.
 func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
