@@ -51,7 +51,7 @@ func (h *Hosts) List() []placement.Host {
 		for kind, n := range m.Warm {
 			warm[session.Kind(kind)] = n
 		}
-		out[i] = placement.Host{Name: m.Name, Region: m.Region, Driver: m.Driver, Free: m.Free, Warm: warm}
+		out[i] = placement.Host{Name: m.Name, Region: m.Region, Driver: m.Driver, Free: m.Free, Warm: warm, CPUClass: m.CPUClass, Addr: m.Addr}
 	}
 	return out
 }

@@ -17,6 +17,9 @@ type Host struct {
 	Driver string               // how it isolates machines, for people
 	Free   int                  // slots left
 	Warm   map[session.Kind]int // machines that wait
+	// CPUClass says which memory captures fit; empty where captures keep none.
+	CPUClass string
+	Addr     string // of its host link, for the other hosts
 }
 
 // capacityRetry is how soon a host may have room again.

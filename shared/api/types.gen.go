@@ -35,6 +35,7 @@ const (
 	ErrorCodeMethodNotAllowed     ErrorCode = "method_not_allowed"
 	ErrorCodeNoCapacity           ErrorCode = "no_capacity"
 	ErrorCodeNotFound             ErrorCode = "not_found"
+	ErrorCodeOperationInProgress  ErrorCode = "operation_in_progress"
 	ErrorCodePlanLimit            ErrorCode = "plan_limit"
 	ErrorCodeProxyUnavailable     ErrorCode = "proxy_unavailable"
 	ErrorCodeRangeNotSatisfiable  ErrorCode = "range_not_satisfiable"
@@ -63,6 +64,8 @@ func (e ErrorCode) Valid() bool {
 	case ErrorCodeNoCapacity:
 		return true
 	case ErrorCodeNotFound:
+		return true
+	case ErrorCodeOperationInProgress:
 		return true
 	case ErrorCodePlanLimit:
 		return true

@@ -26,6 +26,7 @@ const (
 	MethodNotAllowed     Code = "method_not_allowed"
 	WaitTimeout          Code = "wait_timeout"
 	SessionNotRunning    Code = "session_not_running"
+	OperationInProgress  Code = "operation_in_progress"
 	TooLarge             Code = "too_large"
 	UnsupportedMediaType Code = "unsupported_media_type"
 	RangeNotSatisfiable  Code = "range_not_satisfiable"
@@ -46,6 +47,7 @@ var statuses = map[Code]int{
 	MethodNotAllowed:     http.StatusMethodNotAllowed,
 	WaitTimeout:          http.StatusRequestTimeout,
 	SessionNotRunning:    http.StatusConflict,
+	OperationInProgress:  http.StatusConflict,
 	TooLarge:             http.StatusRequestEntityTooLarge,
 	UnsupportedMediaType: http.StatusUnsupportedMediaType,
 	RangeNotSatisfiable:  http.StatusRequestedRangeNotSatisfiable,

@@ -84,6 +84,7 @@ type Inventory struct {
 	Sessions   []Status    `json:"sessions"`
 	Tombstones []Tombstone `json:"tombstones"`
 	Snapshots  []string    `json:"snapshots,omitempty"` // ids of those on this host
+	Durable    []string    `json:"durable,omitempty"`   // those of Snapshots that are in the blob store by now
 }
 
 // Acks names tombstones by session id.
