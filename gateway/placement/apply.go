@@ -46,6 +46,12 @@ func init() { // a literal would be an initialisation cycle through decodeComman
 		putKey:        with((*change).putKey),
 		revokeKey:     with((*change).revokeKey),
 		setPlans:      with((*change).setPlans),
+
+		machineEnded:    with((*change).machineEnded),
+		openOperation:   with((*change).openOperation),
+		commitOperation: with((*change).commitOperation),
+		abortOperation:  with((*change).abortOperation),
+		snapshotDurable: with((*change).snapshotDurable),
 	}
 }
 
@@ -77,9 +83,6 @@ func (s *State) Apply(index uint64, cmd Command) Result {
 	res, err := handlers[cmd.Kind](c)
 	if err != nil {
 		res = refuse(err)
-		if staleEpoch(err) {
-			res.Refused.StaleEpoch = true
-		}
 	}
 	c.remember(res)
 	return res
@@ -140,7 +143,7 @@ func (c *change) roomForOne(projectID string) error {
 	if plan == nil {
 		return apierr.New(apierr.Internal, "project %s has the plan %q, which is not there", projectID, project.Plan)
 	}
-	if n := running(c.txn, projectID); n >= plan.ConcurrentSessions {
+	if n := counted(c.txn, projectID); n >= plan.ConcurrentSessions {
 		return apierr.New(apierr.ConcurrencyLimit, "the plan %s allows %d running sessions at once and %d are running: release one first",
 			plan.Name, plan.ConcurrentSessions, n).After(concurrencyRetry)
 	}

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -37,6 +38,12 @@ const (
 	putKey        kind = "put_key"
 	revokeKey     kind = "revoke_key"
 	setPlans      kind = "set_plans"
+
+	machineEnded    kind = "machine_ended"
+	openOperation   kind = "open_operation"
+	commitOperation kind = "commit_operation"
+	abortOperation  kind = "abort_operation"
+	snapshotDurable kind = "snapshot_durable"
 )
 
 // The payloads.
@@ -81,6 +88,24 @@ type (
 	setPlansData struct {
 		Plans []Plan `json:"plans"`
 	}
+	openOperationData struct {
+		ID        string            `json:"id"`
+		Operation session.Operation `json:"operation"`
+		Key       []byte            `json:"key,omitempty"` // for a session that has none
+	}
+	commitOperationData struct {
+		ID       string            `json:"id"`
+		OpID     string            `json:"opId"`
+		Snapshot *session.Snapshot `json:"snapshot,omitempty"`
+	}
+	abortOperationData struct {
+		ID   string `json:"id"`
+		OpID string `json:"opId"`
+	}
+	snapshotDurableData struct {
+		ID         string `json:"id"`
+		SnapshotID string `json:"snapshotId"`
+	}
 )
 
 // newCommand makes a command with an id of its own.
@@ -114,6 +139,7 @@ type Result struct {
 	Session *session.Session `json:"session,omitempty"` // immutable
 	Key     *Key             `json:"key,omitempty"`     // immutable
 	Already bool             `json:"already,omitempty"` // the create made nothing new; the session had ended before
+	Verdict bool             `json:"verdict,omitempty"` // of the operation: committed
 	Refused *refusal         `json:"refused,omitempty"`
 }
 
@@ -123,12 +149,14 @@ type refusal struct {
 	Message    string      `json:"message"`
 	RetryAfter int64       `json:"retryAfterMs,omitempty"`
 	StaleEpoch bool        `json:"staleEpoch,omitempty"`
+	Changed    bool        `json:"changed,omitempty"` // session.ErrStale
 }
 
 // refuse turns an error of a handler into a result.
 func refuse(err error) Result {
 	e := apierr.From(err)
-	return Result{Refused: &refusal{Code: e.Code, Message: e.Message, RetryAfter: e.RetryAfter.Milliseconds()}}
+	return Result{Refused: &refusal{Code: e.Code, Message: e.Message, RetryAfter: e.RetryAfter.Milliseconds(),
+		StaleEpoch: errors.Is(err, ErrStaleEpoch), Changed: errors.Is(err, session.ErrStale)}}
 }
 
 // Err is the result's refusal as an *apierr.Error, or nil.
@@ -139,6 +167,9 @@ func (r Result) Err() error {
 	e := apierr.New(r.Refused.Code, "%s", r.Refused.Message)
 	if r.Refused.StaleEpoch {
 		e = apierr.Wrap(ErrStaleEpoch, r.Refused.Code, "%s", r.Refused.Message)
+	}
+	if r.Refused.Changed {
+		e = apierr.Wrap(session.ErrStale, r.Refused.Code, "%s", r.Refused.Message)
 	}
 	return e.After(time.Duration(r.Refused.RetryAfter) * time.Millisecond)
 }

@@ -1,7 +1,5 @@
 package placement
 
-import "errors"
-
 // remember keeps the answer for a retry of the same command, and forgets old
 // ones: those that are both old and many.
 func (c *change) remember(res Result) {
@@ -41,5 +39,3 @@ func forget[T any](c *change, table string, gone func(*T) bool) {
 		must(c.txn.Delete(table, r))
 	}
 }
-
-func staleEpoch(err error) bool { return errors.Is(err, ErrStaleEpoch) }

@@ -27,6 +27,10 @@ const (
 	byProject       = "project"        // sessions: project, created, id; keys: project, id
 	byProjectStatus = "project_status" // sessions: project, status, created, id
 	byHost          = "host"           // sessions not ended: host, id
+	byDeadline      = "deadline"       // sessions with an open operation: its deadline, id
+	byResuming      = "resuming"       // sessions with an open resume: project, id
+	bySnapshot      = "snapshot"       // sessions: id of their snapshot
+	byPausedEnd     = "paused_end"     // PAUSED sessions: day of paused_expired, id
 	byHash          = "hash"           // keys
 	bySession       = "session"        // idem
 	byAge           = "age"            // idem: at, id; answers: index
@@ -89,6 +93,30 @@ var schema = func() *memdb.DBSchema {
 					return nil
 				}
 				return append(words(s.Host), s.ID...)
+			})),
+			index(byDeadline, on(func(s *session.Session) []byte {
+				if s.Op == nil {
+					return nil
+				}
+				return append(timeKey(s.Op.Deadline), s.ID...)
+			})),
+			index(byResuming, on(func(s *session.Session) []byte {
+				if s.Op == nil || s.Op.Kind != session.Resume {
+					return nil
+				}
+				return append(words(s.ProjectID), s.ID...)
+			})),
+			index(bySnapshot, on(func(s *session.Session) []byte {
+				if s.Snapshot == nil {
+					return nil
+				}
+				return words(s.Snapshot.ID, s.ID)
+			})),
+			index(byPausedEnd, on(func(s *session.Session) []byte {
+				if s.Status != session.Paused {
+					return nil
+				}
+				return append(timeKey(s.ExpiresAt), s.ID...)
 			})),
 		),
 		table(tabKeys,

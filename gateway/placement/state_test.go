@@ -3,6 +3,7 @@ package placement
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -224,7 +225,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-func isStale(err error) bool { return staleEpoch(err) }
+func isStale(err error) bool { return errors.Is(err, ErrStaleEpoch) }
 
 func TestSettings(t *testing.T) {
 	l := newLedger(t)

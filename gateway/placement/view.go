@@ -54,7 +54,12 @@ func (v *View) WatchSession(id string) (_ session.Session, ok bool, changed <-ch
 // that status shows and that the limit counts.
 func (v *View) Running(project string) int { return running(v.txn, project) }
 
-// SessionsOnHost lists the sessions of a host that have not ended.
+// Counted is what the limit counts: Running, and the sessions that are being
+// resumed.
+func (v *View) Counted(project string) int { return counted(v.txn, project) }
+
+// SessionsOnHost lists the sessions of a host that have not ended: those that
+// run there, and those whose snapshot is there.
 func (v *View) SessionsOnHost(host string) []session.Session {
 	var all []session.Session
 	for s := range rows[*session.Session](v, tabSessions, byHost, words(host)) {
@@ -225,7 +230,16 @@ func parseCursor(cursor string) ([]byte, error) {
 }
 
 func running(txn *memdb.Txn, project string) int {
-	it, err := txn.Get(tabSessions, byProjectStatus+"_prefix", words(project, string(session.Running)))
+	return length(txn, byProjectStatus, words(project, string(session.Running)))
+}
+
+func counted(txn *memdb.Txn, project string) int {
+	return running(txn, project) + length(txn, byResuming, words(project))
+}
+
+// length counts the sessions whose key in index starts with prefix.
+func length(txn *memdb.Txn, index string, prefix []byte) int {
+	it, err := txn.Get(tabSessions, index+"_prefix", prefix)
 	must(err)
 	n := 0
 	for it.Next() != nil {

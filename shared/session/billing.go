@@ -70,14 +70,31 @@ func (p Prices) Hour(k Kind, size Size) Nanos {
 	return Nanos(size.VCPU)*p.VCPU + Nanos(size.GiB)*p.GiB
 }
 
-// Usage is the running time billed until now, in whole milliseconds; it
-// stands still once the session has ended.
+// Usage is the running time billed until now, in whole milliseconds: what the
+// spans so far add up to. It stands still while the session is paused and once
+// it has ended.
 func Usage(s Session, now time.Time) time.Duration {
-	until := now
-	if !s.EndedAt.IsZero() {
-		until = s.EndedAt
+	used := s.Before
+	if since, ok := span(s); ok {
+		until := now
+		if !s.EndedAt.IsZero() {
+			until = s.EndedAt
+		}
+		used += max(0, until.Sub(since))
 	}
-	return max(0, until.Sub(s.StartedAt)).Truncate(time.Millisecond)
+	return used.Truncate(time.Millisecond)
+}
+
+// span is when the running span that is billed now began; after the end, the
+// last one, unless the session ended paused.
+func span(s Session) (since time.Time, ok bool) {
+	switch {
+	case !s.RunningSince.IsZero():
+		return s.RunningSince, true
+	case s.Status == Paused || !s.PausedAt.IsZero():
+		return since, false
+	}
+	return s.StartedAt, true // a record older than spans
 }
 
 // Cost is the price of running a session of a kind for used, rounded half up

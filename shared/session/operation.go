@@ -23,7 +23,15 @@ type Operation struct {
 	Portable   bool      `json:"portable,omitempty"`
 	Epoch      uint64    `json:"epoch"` // the session's after the commit
 	StartedAt  time.Time `json:"startedAt"`
-	Deadline   time.Time `json:"deadline"` // past it the leader aborts
+	Deadline   time.Time `json:"deadline"`         // past it the leader aborts
+	Region     string    `json:"region,omitempty"` // of To
+	By         string    `json:"by,omitempty"`     // the gateway's run that drives it: one that has ended drives nothing
+}
+
+// Verdict is what became of an operation.
+type Verdict struct {
+	OpID      string `json:"opId"`
+	Committed bool   `json:"committed"`
 }
 
 // Snapshot says what a capture is and where.

@@ -32,13 +32,26 @@ const (
 var DefaultViewport = Viewport{Width: 1280, Height: 720}
 
 // Expiry is when a session started at started ends by its timeout, given in
-// seconds of running time.
+// seconds of running time, if it never pauses.
 func Expiry(started time.Time, timeout int) time.Time {
 	return started.Add(time.Duration(timeout) * time.Second)
 }
 
+// Remaining is the running time that a paused session has left. It is not
+// kept but computed, so that a new timeout changes it at once.
+func Remaining(s Session) time.Duration {
+	return max(0, time.Duration(s.Timeout)*time.Second-s.Before)
+}
+
+// expiry is when a running session ends by its timeout.
+func expiry(s Session) time.Time {
+	since, _ := span(s)
+	return Expiry(since, s.Timeout).Add(-s.Before)
+}
+
 // End moves a session to its final state. A reason makes it COMPLETED; an
-// errText, a sentence for people, makes it ERROR; exactly one is given. A
+// errText, a sentence for people, makes it ERROR; exactly one is given. Its
+// operation, if one is open, is over without a verdict; snapshot and key go. A
 // session that has ended already is refused with session_not_running.
 func End(s Session, at time.Time, reason EndReason, errText string) (Session, error) {
 	if s.Status.Ended() {
@@ -52,9 +65,12 @@ func End(s Session, at time.Time, reason EndReason, errText string) (Session, er
 		s.Status = Error
 	}
 	s.EndedAt = stamp(at)
-	if s.EndedAt.Before(s.StartedAt) {
-		s.EndedAt = s.StartedAt // two clocks disagree: never a negative bill
+	for _, began := range []time.Time{s.StartedAt, s.RunningSince, s.PausedAt} {
+		if s.EndedAt.Before(began) {
+			s.EndedAt = began // two clocks disagree: never a negative bill
+		}
 	}
+	s.Op, s.Snapshot, s.Key = nil, nil, nil
 	if s.SetupStatus == SetupRunning {
 		s.SetupStatus, s.SetupError = SetupFailed, "the session ended before setup was done"
 	}
@@ -70,8 +86,8 @@ type Patch struct {
 }
 
 // Apply gives the session with the patch in force and SettingsVersion raised.
-// A new timeout counts from the start of the session, so one that has passed
-// already ends it at once. Bounds are the caller's: they depend on the plan. An
+// A new timeout counts all running time since the start, so one that has passed
+// already ends the session at once. Bounds are the caller's: they depend on the plan. An
 // ended session is refused with session_not_running.
 func (p Patch) Apply(s Session) (Session, error) {
 	if s.Status.Ended() {
@@ -89,7 +105,7 @@ func (p Patch) Apply(s Session) (Session, error) {
 	if p.Timeout != nil {
 		s.Timeout = *p.Timeout
 		if s.Status == Running { // while paused, ExpiresAt is the day of paused_expired
-			s.ExpiresAt = Expiry(s.StartedAt, s.Timeout)
+			s.ExpiresAt = expiry(s)
 		}
 	}
 	s.SettingsVersion++

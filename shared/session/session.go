@@ -126,16 +126,24 @@ type Session struct {
 	CutBelow uint32 `json:"cutBelow"`
 	// Op is the operation under way, nil for none: one at a time.
 	Op *Operation `json:"op,omitempty"`
+	// LastOp is how the operation before ended: hosts that ask late, and
+	// proposals made twice, get the first verdict.
+	LastOp *Verdict `json:"lastOp,omitempty"`
+	// PlacedBy is the operation that put the session where it is, at PlacedAt;
+	// empty and zero for the create.
+	PlacedBy string    `json:"placedBy,omitempty"`
+	PlacedAt time.Time `json:"placedAt"`
 	// Snapshot is the last capture; nil before the first. While PAUSED the
 	// session lives in it alone.
 	Snapshot *Snapshot `json:"snapshot,omitempty"`
 	// Key seals this session's snapshots, 32 random bytes: without it they are
 	// noise, so it goes with the session.
 	Key []byte `json:"key,omitempty"`
-	// PausedAt is when the session paused; zero unless it is PAUSED.
+	// PausedAt is when the session paused; zero unless it is PAUSED, or ended so.
 	PausedAt time.Time `json:"pausedAt"`
 	// RunningSince begins the running span that is billed now; Before is what
-	// earlier spans add to it. RunningSince is zero while PAUSED.
+	// earlier spans add to it. RunningSince is zero while PAUSED, and in records
+	// older than it, whose one span began at StartedAt.
 	RunningSince time.Time     `json:"runningSince"`
 	Before       time.Duration `json:"before,omitempty"`
 
