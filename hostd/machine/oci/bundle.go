@@ -141,7 +141,7 @@ func (d *Driver) resources(spec machine.Spec) *specs.LinuxResources {
 		CPU:     &specs.LinuxCPU{Shares: &shares, Quota: &quota, Period: &period},
 		Pids:    &specs.LinuxPids{Limit: &pids},
 	}
-	if d.groups.swapLimited() {
+	if d.groups.SwapLimited() {
 		r.Memory.Swap = &memory // memory and swap together: no swap
 	}
 	return r

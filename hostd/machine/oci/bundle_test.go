@@ -9,17 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/hostd/machine"
+	"github.com/berth-dev/berth/hostd/machine/cgroup"
 	"github.com/berth-dev/berth/shared/session"
 )
 
-func bundleOf(h hierarchies) *specs.Spec {
+func bundleOf(h cgroup.Layout) *specs.Spec {
 	d := &Driver{cfg: Config{Home: "/h", Cgroup: "/berth/x"}, groups: h, root: "/mnt"}
 	return d.bundle(machine.Spec{ID: "ab", Kind: session.Both, Size: session.Size{VCPU: 2, GiB: 3}, Pids: 1024,
 		Slot: machine.Slot{NetNS: "/run/netns/s", UIDBase: 1 << 20}})
 }
 
 func TestBundleIsolates(t *testing.T) {
-	b := bundleOf(hierarchies{unified: true})
+	b := bundleOf(cgroup.V2("/sys/fs/cgroup"))
 	kinds := map[specs.LinuxNamespaceType]string{}
 	for _, ns := range b.Linux.Namespaces {
 		kinds[ns.Type] = ns.Path
@@ -43,7 +44,7 @@ func TestBundleIsolates(t *testing.T) {
 }
 
 func TestBundleLimits(t *testing.T) {
-	r := bundleOf(hierarchies{unified: true}).Linux.Resources
+	r := bundleOf(cgroup.V2("/sys/fs/cgroup")).Linux.Resources
 	if *r.Memory.Limit != 3<<30 || *r.Memory.Swap != 3<<30 || *r.Pids.Limit != 1024 {
 		t.Errorf("memory %d, with swap %d, pids %d", *r.Memory.Limit, *r.Memory.Swap, *r.Pids.Limit)
 	}
@@ -51,7 +52,7 @@ func TestBundleLimits(t *testing.T) {
 		t.Errorf("shares %d, quota %d", *r.CPU.Shares, *r.CPU.Quota)
 	}
 	// Without memsw files a swap limit would make runc fail.
-	if r := bundleOf(hierarchies{by: map[string]string{"memory": "/missing"}}).Linux.Resources; r.Memory.Swap != nil {
+	if r := bundleOf(cgroup.V1(map[string]string{"memory": "/missing"})).Linux.Resources; r.Memory.Swap != nil {
 		t.Error("limits swap where the kernel cannot")
 	}
 	for pids, want := range map[int]uint64{1024: 960, 100: 75, 1: 1} {

@@ -85,7 +85,7 @@ func (d *Driver) checkKernel() error {
 		}
 	}
 	for _, controller := range []string{"memory", "pids", "cpu"} {
-		if !d.groups.has(controller) {
+		if !d.groups.Has(controller) {
 			errs = append(errs, fmt.Errorf("cgroup controller %s is not available: enable it on the kernel command line", controller))
 		}
 	}

@@ -16,13 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/hostd/machine"
+	"github.com/berth-dev/berth/hostd/machine/cgroup"
 )
 
 // container is one running machine. Immutable but for what its Onces guard.
 type container struct {
 	driver *Driver
 	handle machine.Handle
-	first  *process0
+	first  *cgroup.Process
 	// console is the log of the machine's first process, on the machine's
 	// disk; nil for an adopted machine. While open it keeps that disk mounted.
 	console *os.File
@@ -37,7 +38,7 @@ type container struct {
 
 var _ machine.Machine = (*container)(nil)
 
-func newContainer(d *Driver, h machine.Handle, first *process0, console *os.File) *container {
+func newContainer(d *Driver, h machine.Handle, first *cgroup.Process, console *os.File) *container {
 	return &container{driver: d, handle: h, first: first, console: console,
 		done: make(chan struct{}), watched: make(chan struct{}), stopped: make(chan struct{})}
 }
@@ -52,8 +53,8 @@ func (c *container) shares(one uint64) uint64 { return one * uint64(c.handle.Spe
 // watch closes done when the first process exits.
 func (c *container) watch() {
 	defer close(c.watched)
-	if c.first.wait() {
-		c.first.reap()
+	if c.first.Wait() {
+		c.first.Reap()
 		close(c.done)
 	}
 }
@@ -61,7 +62,7 @@ func (c *container) watch() {
 // detach ends what this Driver value keeps of the machine, not the machine.
 func (c *container) detach() {
 	c.detached.Do(func() {
-		_ = c.first.fd.Close()
+		_ = c.first.Close()
 		<-c.watched
 		if c.console != nil {
 			_ = c.console.Close()
@@ -87,7 +88,7 @@ func (c *container) Dial(ctx context.Context) (net.Conn, error) {
 
 // Promote gives the machine its full CPU share.
 func (c *container) Promote(context.Context) error {
-	if err := c.driver.groups.setShares(c.group(), c.shares(fullShares)); err != nil {
+	if err := c.driver.groups.SetShares(c.group(), c.shares(fullShares)); err != nil {
 		return fmt.Errorf("promote %s: %w", c.ID(), err)
 	}
 	return nil
@@ -152,7 +153,7 @@ func (c *container) lastWords() string {
 }
 
 // kill ends the machine's processes.
-func (d *Driver) kill(ctx context.Context, id string) error { return d.groups.kill(ctx, d.group(id)) }
+func (d *Driver) kill(ctx context.Context, id string) error { return d.groups.Kill(ctx, d.group(id)) }
 
 // remove ends a machine in whatever state it is, whole, half-made or
 // half-removed, and removes everything of it. The folder goes last: while it
@@ -161,7 +162,7 @@ func (d *Driver) remove(ctx context.Context, id string) error {
 	if err := d.kill(ctx, id); err != nil {
 		return fmt.Errorf("kill: %w", err)
 	}
-	if err := d.groups.rmdir(ctx, d.group(id)); err != nil {
+	if err := d.groups.Rmdir(ctx, d.group(id)); err != nil {
 		return err
 	}
 	if err := d.diskGone(ctx, d.dir(id)); err != nil {

@@ -22,6 +22,7 @@ import (
 	"sync"
 
 	"github.com/berth-dev/berth/hostd/machine"
+	"github.com/berth-dev/berth/hostd/machine/cgroup"
 )
 
 const (
@@ -44,7 +45,7 @@ type Config struct {
 // Driver makes machines with runc. Safe for concurrent use.
 type Driver struct {
 	cfg    Config
-	groups hierarchies
+	groups cgroup.Layout
 	idmaps idmaps
 	root   string // where machines' roots are mounted, each in its own mount namespace
 
@@ -85,7 +86,7 @@ func New(cfg Config) (*Driver, error) {
 	if err := os.MkdirAll(filepath.Join(cfg.Home, templateDir), 0o700); err != nil {
 		return nil, fmt.Errorf("oci: make Home: %w", err)
 	}
-	groups, err := findHierarchies()
+	groups, err := cgroup.Find()
 	if err != nil {
 		return nil, fmt.Errorf("oci: %w", err)
 	}
@@ -117,7 +118,7 @@ func (d *Driver) Close() error {
 		c.detach()
 	}
 	err := d.idmaps.close()
-	d.groups.dropParent(d.cfg.Cgroup)
+	d.groups.DropParent(d.cfg.Cgroup)
 	return err
 }
 
@@ -139,7 +140,7 @@ func (d *Driver) Sweep(ctx context.Context, keep func(id string) bool) error {
 			errs = append(errs, fmt.Errorf("sweep %s: %w", id, err))
 		}
 	}
-	d.groups.dropParent(d.cfg.Cgroup) // where no machine is left
+	d.groups.DropParent(d.cfg.Cgroup) // where no machine is left
 	errs = append(errs, d.dropTemplateLeftovers())
 	return errors.Join(errs...)
 }
@@ -175,7 +176,7 @@ func (d *Driver) known() ([]string, error) {
 	for _, e := range entries {
 		add(e.Name())
 	}
-	for _, id := range d.groups.children(d.cfg.Cgroup) {
+	for _, id := range d.groups.Children(d.cfg.Cgroup) {
 		add(id)
 	}
 	return ids, nil

@@ -196,7 +196,7 @@ func (d *Driver) attach(h machine.Handle, pidFile string, console *os.File) (*co
 	if err != nil {
 		return nil, fmt.Errorf("pid file: %w", err)
 	}
-	first, err := d.groups.openProcess(d.group(h.Spec.ID), pid)
+	first, err := d.groups.Open(d.group(h.Spec.ID), pid)
 	if err != nil {
 		return nil, err
 	}

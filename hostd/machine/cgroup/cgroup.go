@@ -1,4 +1,7 @@
-package oci
+// Package cgroup is what machine drivers need of cgroups, on hosts with one
+// unified tree (v2), one tree a controller (v1) or both: groups made, limited,
+// listed, ended and removed by plain files.
+package cgroup
 
 import (
 	"bufio"
@@ -16,24 +19,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hierarchies is the host's cgroup layout: on v2 the one unified tree, on v1
-// and hybrid hosts one tree a controller. runc makes a machine's group in each
-// of them; everything else is done here by plain files (kernel,
-// Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst).
-type hierarchies struct {
+// Layout is the host's cgroup layout: on v2 the one unified tree, on v1 and
+// hybrid hosts one tree a controller. A group is a path such as /berth/x in
+// every tree that it is in (kernel, Documentation/admin-guide/cgroup-v1 and
+// cgroup-v2.rst).
+type Layout struct {
 	unified bool              // v2 only: controllers are in the unified tree
 	mounts  []string          // where each tree is mounted
 	by      map[string]string // v1: controller → mount
 }
 
-// findHierarchies reads the layout from /proc/self/mountinfo.
-func findHierarchies() (hierarchies, error) {
+// Find reads the layout from /proc/self/mountinfo.
+func Find() (Layout, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return hierarchies{}, err
+		return Layout{}, err
 	}
 	defer f.Close()
-	h := hierarchies{by: map[string]string{}}
+	h := Layout{by: map[string]string{}}
 	var v2 []string
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		point, kind, options, ok := parseMount(lines.Text())
@@ -48,7 +51,7 @@ func findHierarchies() (hierarchies, error) {
 			}
 		}
 	}
-	// A hybrid host's v2 tree has no controllers; runc makes the group there too.
+	// A hybrid host's v2 tree has no controllers; groups are there too.
 	h.unified = len(h.mounts) == 0
 	h.mounts = append(h.mounts, v2...)
 	if len(h.mounts) == 0 {
@@ -68,8 +71,8 @@ func parseMount(line string) (point, kind, options string, ok bool) {
 	return before[4], after[0], after[2], true
 }
 
-// dirs are the folders of a group that exist.
-func (h hierarchies) dirs(group string) []string {
+// Dirs are the folders of a group that exist.
+func (h Layout) Dirs(group string) []string {
 	var found []string
 	for _, m := range h.mounts {
 		dir := filepath.Join(m, group)
@@ -80,10 +83,10 @@ func (h hierarchies) dirs(group string) []string {
 	return found
 }
 
-// children names the groups directly below a parent, in any tree.
-func (h hierarchies) children(parent string) []string {
+// Children names the groups directly below a parent, in any tree.
+func (h Layout) Children(parent string) []string {
 	var names []string
-	for _, dir := range h.dirs(parent) {
+	for _, dir := range h.Dirs(parent) {
 		entries, _ := os.ReadDir(dir) // may vanish meanwhile
 		for _, e := range entries {
 			if e.IsDir() {
@@ -94,20 +97,20 @@ func (h hierarchies) children(parent string) []string {
 	return names
 }
 
-// dropParent removes the machines' parent groups where no machine is left.
-func (h hierarchies) dropParent(parent string) {
+// DropParent removes the machines' parent groups where no machine is left.
+func (h Layout) DropParent(parent string) {
 	for p := parent; p != "/" && p != "."; p = filepath.Dir(p) {
-		for _, dir := range h.dirs(p) {
+		for _, dir := range h.Dirs(p) {
 			_ = unix.Rmdir(dir) // EBUSY: a machine or another driver's parent is in it
 		}
 	}
 }
 
-// pids lists the processes of a group and of groups below it, ascending (so a
+// Pids lists the processes of a group and of groups below it, ascending (so a
 // machine's first process comes first).
-func (h hierarchies) pids(group string) ([]int, error) {
+func (h Layout) Pids(group string) ([]int, error) {
 	var all []int
-	for _, dir := range h.dirs(group) {
+	for _, dir := range h.Dirs(group) {
 		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() || e.Name() != "cgroup.procs" {
 				return ignoreGone(err)
@@ -136,8 +139,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// holds says whether process pid is in the group or below it.
-func (h hierarchies) holds(group string, pid int) bool {
+// Holds says whether process pid is in the group or below it.
+func (h Layout) Holds(group string, pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	return err == nil && inGroup(string(data), group)
 }
@@ -154,19 +157,19 @@ func inGroup(text, group string) bool {
 	return false
 }
 
-// kill ends every process of a group and returns when none is left. Frozen,
+// Kill ends every process of a group and returns when none is left. Frozen,
 // stopped and forking ones end too: SIGKILL of a pid namespace's first process
 // takes all others with it, and it is the first in every round.
-func (h hierarchies) kill(ctx context.Context, group string) error {
+func (h Layout) Kill(ctx context.Context, group string) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		pids, err := h.pids(group)
+		pids, err := h.Pids(group)
 		if err != nil {
 			return fmt.Errorf("list processes: %w", err)
 		}
 		if len(pids) == 0 {
 			return nil
 		}
-		for _, dir := range h.dirs(group) {
+		for _, dir := range h.Dirs(group) {
 			_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // v2 since 5.14
 		}
 		for _, pid := range pids {
@@ -183,27 +186,27 @@ func (h hierarchies) kill(ctx context.Context, group string) error {
 
 // killOne kills a process if it still is in the group: the pid is pinned by a
 // pidfd before the look, so a reused number is never hit.
-func (h hierarchies) killOne(group string, pid int) {
+func (h Layout) killOne(group string, pid int) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return // ended
 	}
 	defer unix.Close(fd)
-	if h.holds(group, pid) {
+	if h.Holds(group, pid) {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // ended meanwhile: fine
 	}
 }
 
 // thaw releases a frozen group: on v1 a frozen process does not even die.
-func (h hierarchies) thaw(group string) {
+func (h Layout) thaw(group string) {
 	if dir, ok := h.by["freezer"]; ok {
 		_ = os.WriteFile(filepath.Join(dir, group, "freezer.state"), []byte("THAWED"), 0)
 	}
 }
 
-// rmdir removes a group without processes from every tree.
-func (h hierarchies) rmdir(ctx context.Context, group string) error {
-	for _, dir := range h.dirs(group) {
+// Rmdir removes a group without processes from every tree.
+func (h Layout) Rmdir(ctx context.Context, group string) error {
+	for _, dir := range h.Dirs(group) {
 		for wait := time.Millisecond; ; wait *= 2 {
 			err := removeGroup(dir)
 			if err == nil {
@@ -236,19 +239,19 @@ func removeGroup(dir string) error {
 	return ignoreGone(unix.Rmdir(dir))
 }
 
-// setShares sets a group's CPU weight in v1 terms: 1024 is one full core's
-// worth beside others. v2 weights follow runc's conversion: 2..262144 onto
-// 1..10000.
-func (h hierarchies) setShares(group string, shares uint64) error {
-	if h.unified {
-		weight := 1 + ((shares-2)*9999)/262142
-		return os.WriteFile(filepath.Join(h.mounts[0], group, "cpu.weight"), []byte(strconv.FormatUint(weight, 10)), 0)
+// SetShares sets a group's CPU weight in v1 terms: 1024 is one full core's
+// worth beside others.
+func (h Layout) SetShares(group string, shares uint64) error {
+	for _, w := range h.writes(group, Limits{Shares: shares}) {
+		if err := os.WriteFile(w.path, []byte(w.text), 0); err != nil {
+			return err
+		}
 	}
-	return os.WriteFile(filepath.Join(h.by["cpu"], group, "cpu.shares"), []byte(strconv.FormatUint(shares, 10)), 0)
+	return nil
 }
 
-// swapLimited says whether the kernel can limit memory and swap together.
-func (h hierarchies) swapLimited() bool {
+// SwapLimited says whether the kernel can limit memory and swap together.
+func (h Layout) SwapLimited() bool {
 	if h.unified {
 		return true
 	}
@@ -256,8 +259,8 @@ func (h hierarchies) swapLimited() bool {
 	return err == nil
 }
 
-// has says whether machines can be limited by a controller.
-func (h hierarchies) has(controller string) bool {
+// Has says whether machines can be limited by a controller.
+func (h Layout) Has(controller string) bool {
 	if !h.unified {
 		return h.by[controller] != ""
 	}

@@ -1,4 +1,4 @@
-package oci
+package cgroup
 
 import (
 	"errors"
@@ -8,30 +8,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process0 is the first process of a machine. It need not be hostd's child.
-type process0 struct {
+// Process is a process in a group, pinned so that its number cannot become
+// another's. It need not be this process's child.
+type Process struct {
 	pid int
 	fd  *os.File // a pidfd
 }
 
-// openProcess pins the process pid if it runs and is in the group. Membership
-// is its identity: nothing but the machine's processes ever gets into a
-// machine's cgroup, so a number reused by another process is seen.
-func (h hierarchies) openProcess(group string, pid int) (*process0, error) {
+// Open pins the process pid if it runs and is in the group. Membership is its
+// identity: nothing but a machine's processes ever gets into the machine's
+// group, so a number reused by another process is seen.
+func (h Layout) Open(group string, pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
-	p := &process0{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd")}
-	if !h.holds(group, pid) || p.ended() {
+	p := &Process{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd")}
+	if !h.Holds(group, pid) || p.Ended() {
 		return nil, errors.Join(fmt.Errorf("process %d is not the machine's", pid), p.fd.Close())
 	}
 	return p, nil
 }
 
-// wait returns true when the process has exited, false when the pidfd was
+// Wait returns true when the process has exited, false when the pidfd was
 // closed. It parks on the runtime's poller: no thread waits.
-func (p *process0) wait() bool {
+func (p *Process) Wait() bool {
 	raw, err := p.fd.SyscallConn()
 	if err != nil {
 		return false
@@ -39,10 +40,9 @@ func (p *process0) wait() bool {
 	return raw.Read(func(fd uintptr) bool { return readable(fd) }) == nil
 }
 
-// reap collects the ended process where it has become hostd's child: where
-// hostd is a container's first process, or a subreaper. Elsewhere the host's
-// own first process does.
-func (p *process0) reap() {
+// Reap collects the ended process where it is, or has become, this process's
+// child. Elsewhere the host's own first process does.
+func (p *Process) Reap() {
 	if raw, err := p.fd.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
 			_ = unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil) // ECHILD: not ours
@@ -50,7 +50,8 @@ func (p *process0) reap() {
 	}
 }
 
-func (p *process0) ended() bool {
+// Ended says whether the process has exited.
+func (p *Process) Ended() bool {
 	raw, err := p.fd.SyscallConn()
 	if err != nil {
 		return true
@@ -65,3 +66,9 @@ func readable(fd uintptr) bool {
 	n, err := unix.Poll(polls, 0)
 	return err == nil && n == 1
 }
+
+// Pid is the process's number, its own while it has not been reaped.
+func (p *Process) Pid() int { return p.pid }
+
+// Close lets go of the process; a Wait returns false.
+func (p *Process) Close() error { return p.fd.Close() }
