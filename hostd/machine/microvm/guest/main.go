@@ -69,13 +69,22 @@ func boot() error {
 	if err != nil {
 		return err
 	}
-	// The last thing before exec: the number may be one that Go's own poller has.
-	if err := unix.Dup3(listener, agentlink.ListenFD, 0); err != nil {
+	if err := pass(listener, agentlink.ListenFD); err != nil {
 		return fmt.Errorf("pass the listener: %w", err)
 	}
 	err = syscall.Exec(agentPath, append([]string{agentPath}, args...), []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8"})
 	return fmt.Errorf("exec %s: %w", agentPath, err)
+}
+
+// pass makes a descriptor outlive exec under another number. It is the last
+// thing before exec: the number may be one that Go's own poller has.
+func pass(fd, as int) error {
+	if fd == as { // dup3 refuses that
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0)
+		return err
+	}
+	return unix.Dup3(fd, as, 0)
 }
 
 // walk does steps until one fails and reports how long each took.
