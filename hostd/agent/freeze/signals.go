@@ -1,0 +1,237 @@
+package freeze
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/berth-dev/berth/hostd/agent/procfs"
+)
+
+// signals freezes by SIGSTOP. Ancestors stop before their descendants and
+// continue after them: a bash that sees its child stopped would take it for a
+// job that was suspended.
+type signals struct {
+	machine bool
+	gid     int // of Chrome, 0: unknown
+
+	mu     sync.Mutex
+	chrome map[int]bool // guarded by mu: sessions (setsid) of Chrome
+
+	stopped [parts][]ident // by us, in the order they were stopped
+}
+
+// ident names a process for good: its number comes again, with its start time
+// it does not.
+type ident struct {
+	pid   int
+	start string // /proc/PID/stat field 22
+}
+
+type process struct {
+	ident
+	ppid, session int
+	state         byte
+	threads       int
+}
+
+func (s *signals) place(Part, *exec.Cmd) {}
+
+func (s *signals) started(part Part, pid int) {
+	if part == Browser {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.chrome[pid] = true
+	}
+}
+
+func (s *signals) close() error { return nil }
+
+// freeze sweeps until a look finds nothing that runs: what was stopped forks
+// no more, so each sweep only meets what was forked before.
+func (s *signals) freeze(ctx context.Context, part Part) error {
+	look := time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	for {
+		running := false
+		for _, p := range s.members(part) {
+			if still(p) {
+				continue // stopped by us, or by the customer, whose matter that stays
+			}
+			running = true
+			if !slices.Contains(s.stopped[part], p.ident) && send(p.ident, syscall.SIGSTOP) {
+				s.stopped[part] = append(s.stopped[part], p.ident)
+			}
+		}
+		if !running {
+			return nil
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (s *signals) thaw(part Part) error {
+	for _, id := range slices.Backward(s.stopped[part]) {
+		send(id, syscall.SIGCONT)
+	}
+	s.stopped[part] = nil
+	return nil
+}
+
+// members lists the part's processes, ancestors first.
+func (s *signals) members(part Part) []process {
+	all := map[int]process{}
+	for _, pid := range procfs.PIDs() {
+		if p, ok := readProcess(pid); ok {
+			all[pid] = p
+		}
+	}
+	depths := make(map[int]int, len(all))
+	var members []process
+	for pid, p := range all {
+		depth, mine := s.depth(all, p)
+		if mine && p.state != 'X' && s.part(p) == part {
+			depths[pid] = depth
+			members = append(members, p)
+		}
+	}
+	slices.SortFunc(members, func(a, b process) int {
+		if d := depths[a.pid] - depths[b.pid]; d != 0 {
+			return d
+		}
+		return a.pid - b.pid
+	})
+	return members
+}
+
+// depth is how many ancestors a process has, and whether it may be stopped.
+func (s *signals) depth(all map[int]process, p process) (depth int, mine bool) {
+	mine = s.machine && p.pid != 1 && p.ppid != 0
+	for ; depth < math.MaxInt16; depth++ { // a scan is no snapshot: parents may seem to form a ring
+		if p.ppid == os.Getpid() {
+			return depth, true
+		}
+		parent, ok := all[p.ppid]
+		if !ok {
+			break
+		}
+		p = parent
+	}
+	return depth, mine
+}
+
+func (s *signals) part(p process) Part {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.chrome[p.session] || s.gid != 0 && group(p.pid) == s.gid {
+		return Browser
+	}
+	return Customer
+}
+
+// still says whether no thread of the process runs.
+func still(p process) bool {
+	if p.threads <= 1 {
+		return stopped(p.state, procfs.Path(p.pid, "status"))
+	}
+	tasks, err := os.ReadDir(procfs.Path(p.pid, "task"))
+	if err != nil {
+		return os.IsNotExist(err)
+	}
+	for _, task := range tasks {
+		dir := procfs.Path(p.pid, "task/"+task.Name())
+		fields, ok := statFields(dir + "/stat")
+		if ok && !stopped(fields[0][0], dir+"/status") {
+			return false
+		}
+	}
+	return true
+}
+
+// stopped reads a thread's state. One that waits in the kernel (D: for a disk,
+// or after vfork for its child) with a stop signal pending comes out of it only
+// to stop.
+func stopped(state byte, status string) bool {
+	switch state {
+	case 'T', 't', 'Z', 'X':
+		return true
+	case 'D':
+		pending, err := strconv.ParseUint(field(status, "ShdPnd:"), 16, 64)
+		return err == nil && pending&(1<<(syscall.SIGSTOP-1)) != 0
+	}
+	return false
+}
+
+// group is the effective group of a process.
+func group(pid int) int {
+	ids := strings.Fields(field(procfs.Path(pid, "status"), "Gid:"))
+	if len(ids) < 2 {
+		return -1
+	}
+	gid, err := strconv.Atoi(ids[1])
+	if err != nil {
+		return -1
+	}
+	return gid
+}
+
+// field is a value in a status file of proc(5).
+func field(file, name string) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if value, ok := strings.CutPrefix(line, name); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// statFields are the fields of a stat file from the third on: what comes
+// before may hold anything.
+func statFields(file string) ([]string, bool) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, false
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	return f, len(f) >= 20
+}
+
+func readProcess(pid int) (process, bool) {
+	f, ok := statFields(procfs.Path(pid, "stat"))
+	if !ok {
+		return process{}, false
+	}
+	ppid, err1 := strconv.Atoi(f[1])
+	session, err2 := strconv.Atoi(f[3])
+	threads, err3 := strconv.Atoi(f[17])
+	return process{ident{pid, f[19]}, ppid, session, f[0][0], threads}, errors.Join(err1, err2, err3) == nil
+}
+
+// send signals this very process: FindProcess pins it (pidfd), so that what is
+// checked afterwards is what is signalled.
+func send(id ident, sig syscall.Signal) bool {
+	p, err := os.FindProcess(id.pid)
+	if err != nil {
+		return false
+	}
+	defer p.Release()
+	now, ok := readProcess(id.pid)
+	return ok && now.ident == id && p.Signal(sig) == nil
+}
