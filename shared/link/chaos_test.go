@@ -27,6 +27,7 @@ type plan struct {
 	cutEvery   int           // bytes a transport carries, on average; 0: for ever
 	delay      time.Duration // longest of a read, a write, a hello's way
 	pause      time.Duration // longest of a slow reader, 0: a fast one
+	freezes    int           // how often the machine stands still, each time for longer than Keep
 }
 
 // drawPlan keeps the number of round trips and of transports within bounds:
@@ -139,6 +140,7 @@ type world struct {
 
 	busy   sync.WaitGroup // Serves; it grows under mu
 	ending bool
+	ice    ice
 }
 
 func (w *world) draw(n int) int {
@@ -150,6 +152,9 @@ func (w *world) draw(n int) int {
 // dial gives one end of a pipe whose other end may reach the agent late, after
 // those dialled later.
 func (w *world) dial(context.Context) (net.Conn, error) {
+	if err := w.ice.dialled(); err != nil {
+		return nil, err
+	}
 	if w.draw(10) == 0 {
 		return nil, errNoWay
 	}
@@ -176,6 +181,9 @@ func (w *world) serve(late time.Duration, far net.Conn) bool {
 	defer w.mu.Unlock()
 	if w.ending {
 		far.Close()
+		return false
+	}
+	if !w.ice.took(far) {
 		return false
 	}
 	w.busy.Go(func() {
@@ -270,9 +278,16 @@ func (c *Conn) checkMemory(window int) error {
 func (w *world) run() error {
 	o := Options{MinWindow: w.plan.window, MaxWindow: w.plan.window, Keep: w.keep}
 	w.rng = rand.New(rand.NewPCG(w.plan.seed, 99))
+	ours := o
+	if w.plan.freezes > 0 {
+		o.Keep = time.Hour // the agent's clocks stand still with its processors
+		ours.Place = w.ice.place
+	}
 	w.l = Listen(o)
 	defer w.end()
-	gw, err := Dial(context.Background(), w.dial, o)
+	stop := w.ice.run(w, 3*ours.withDefaults().Keep)
+	defer stop()
+	gw, err := Dial(context.Background(), w.dial, ours)
 	if err != nil {
 		return err
 	}
@@ -290,12 +305,13 @@ func (w *world) run() error {
 	for range 4 {
 		err = errors.Join(err, <-errs)
 	}
-	if err != nil {
+	if err = errors.Join(err, w.ice.failed()); err != nil {
 		return err
 	}
+	stop()
 	gw.Close()
 	ag.Close()
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30*time.Second + o.withDefaults().Keep); ; time.Sleep(time.Millisecond) { // a last word may be lost
 		switch {
 		case w.l.Streams() == 0:
 			return nil

@@ -24,6 +24,9 @@ type Options struct {
 	// Heartbeat is after how much silence a side asks for a sign of life;
 	// without one for as long again it gives the transport up. 0: 5 s.
 	Heartbeat time.Duration
+	// Place tells a dialler where the machine stands; nil: it always runs. A
+	// Listener has no use for it: its clocks stop with its processors.
+	Place Place
 }
 
 func (o Options) withDefaults() Options {
@@ -111,6 +114,7 @@ type Conn struct {
 	keep      keepClock
 	linger    *time.Timer
 	lingered  uint64 // acked when linger was last started
+	stood     int    // how often linger was started anew because the machine stood still
 	redialing bool
 	failures  int    // transports in a row that brought nothing
 	reached   uint64 // progress at the last break

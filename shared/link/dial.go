@@ -25,25 +25,35 @@ const (
 
 // Dial opens a stream. It returns as soon as the hello is written, without
 // waiting for the agent's answer: a refusal is what the first Read returns.
-// While d fails it tries again until ctx or Options.Keep is over; ctx has no
-// effect on the stream once it is open.
+// While d fails it tries again until ctx or Options.Keep is over, and while the
+// machine stands still (Options.Place) it waits until ctx is; ctx has no effect
+// on the stream once it is open.
 func Dial(ctx context.Context, d Dialer, o Options) (*Conn, error) {
 	c := newConn(o.withDefaults())
 	c.dial = d
 	rand.Read(c.id[:]) // never fails
 	rand.Read(c.secret[:])
-	ctx, cancel := context.WithTimeout(ctx, c.opt.Keep)
-	defer cancel()
-	for tries := 0; ; tries++ {
-		err := c.open(ctx)
-		if err == nil {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	keep := time.AfterFunc(c.opt.Keep, func() { cancel(context.DeadlineExceeded) })
+	defer keep.Stop()
+	p := pacer{place: c.opt.Place, clock: func(run bool) {
+		keep.Stop()
+		if run {
+			keep.Reset(c.opt.Keep)
+		}
+	}}
+	var err error
+	for p.wait(ctx, nil) {
+		if err = c.open(ctx); err == nil {
 			return c, nil
 		}
-		if permanent(err) || !pause(ctx, backoff(tries), nil) {
-			c.cancel()
-			return nil, fmt.Errorf("link: dial: %w", errors.Join(err, ctx.Err()))
+		if permanent(err) {
+			break
 		}
 	}
+	c.cancel()
+	return nil, fmt.Errorf("link: dial: %w", errors.Join(err, context.Cause(ctx)))
 }
 
 // open dials the first transport and says hello.
@@ -124,16 +134,13 @@ func (c *Conn) Wake() {
 // redial looks for another transport until there is one or the stream is over.
 func (c *Conn) redial() {
 	c.mu.Lock()
-	tries := c.failures
+	p := pacer{place: c.opt.Place, tries: c.failures, clock: c.runKeep}
 	select {
 	case <-c.wakeup: // meant for an earlier break
 	default:
 	}
 	c.mu.Unlock()
-	for ; ; tries++ {
-		if tries > 0 && !pause(c.ctx, backoff(tries-1), c.wakeup) {
-			return
-		}
+	for p.wait(c.ctx, c.wakeup) {
 		err := c.reconnect()
 		if err == nil {
 			return
@@ -145,9 +152,6 @@ func (c *Conn) redial() {
 			}
 			c.retire(err)
 			c.mu.Unlock()
-		}
-		if c.ctx.Err() != nil {
-			return
 		}
 	}
 }
@@ -226,17 +230,4 @@ func readWelcome(r io.Reader) (w welcome, ack uint64, err error) {
 func backoff(n int) time.Duration {
 	d := min(firstBackoff<<min(n, 10), lastBackoff)
 	return d*3/4 + mrand.N(d/2)
-}
-
-// pause waits; it reports false when ctx ended first.
-func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-wake:
-	case <-t.C:
-	}
-	return ctx.Err() == nil
 }

@@ -35,7 +35,8 @@ func (c *Conn) finish() {
 
 // Close implements net.Conn. What was written is still delivered in the
 // background, for as long as the other side takes some of it every
-// Options.Keep; what was not read is dropped.
+// Options.Keep; what was not read is dropped. A machine that stands still is
+// waited for, up to ten times Keep.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,18 +67,27 @@ func (c *Conn) Close() error {
 	return nil
 }
 
+// lingerStill is how many Keeps a closed stream waits for a machine that stands
+// still: long enough for a move, not for a pause of days.
+const lingerStill = 10
+
 // onLinger gives a closed stream up when nothing was taken since last time.
 func (c *Conn) onLinger() {
+	still := c.opt.still()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.over:
-	case c.acked == c.lingered:
-		c.abort(ErrExpired)
-	default:
+		return
+	case c.acked != c.lingered:
 		c.lingered = c.acked
-		c.linger.Reset(c.opt.Keep)
+	case still && c.stood < lingerStill:
+		c.stood++
+	default:
+		c.abort(ErrExpired)
+		return
 	}
+	c.linger.Reset(c.opt.Keep)
 }
 
 // Abort ends the stream at once, on both sides: what was written may be lost,
@@ -196,11 +206,17 @@ func (c *Conn) peerDone() bool { return c.peerStop && c.finRecv }
 // progress rises with every byte that came or arrived.
 func (c *Conn) progress() uint64 { return c.received + c.acked + c.sq.base }
 
-// expire ends a stream that stayed broken too long.
+// expire ends a stream that stayed broken too long while its machine could run.
 func (c *Conn) expire() {
+	still := c.opt.still()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.t == nil && c.keep.done() {
+	switch {
+	case c.t != nil || !c.keep.done():
+	case still: // and redial, which dials or waits its turn, does not know yet
+		c.keep.stop()
+		c.keep.start(c.opt.Keep, c.expire)
+	default:
 		c.retire(ErrExpired)
 	}
 }
@@ -293,8 +309,8 @@ func (c *Conn) onBeat() {
 	c.beat.Reset(c.opt.Heartbeat)
 }
 
-// keepClock runs while a stream is broken. It is the one place to make time
-// stand still while a session is paused or moving.
+// keepClock runs while a stream is broken and its machine does not stand still
+// (Options.Place).
 type keepClock struct {
 	timer *time.Timer
 	until time.Time
