@@ -64,11 +64,11 @@ func (l *Listener) serve(nc net.Conn) error {
 // find gives the stream of a hello. A new one is there to be accepted at once:
 // should its first transport break before the welcome, another will come.
 func (l *Listener) find(h hello) (*Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if h.lineage != [16]byte{} && h.lineage != l.opt.Lineage {
 		return nil, ErrLineage
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.closed {
 		return nil, ErrUnknownStream
 	}
@@ -215,4 +215,8 @@ func (l *Listener) Streams() int {
 }
 
 // Addr implements net.Listener.
-func (l *Listener) Addr() net.Addr { return Addr(l.opt.Lineage) }
+func (l *Listener) Addr() net.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Addr(l.opt.Lineage)
+}
