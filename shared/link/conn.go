@@ -112,10 +112,11 @@ type Conn struct {
 	tickReads uint64
 	beat      *time.Timer
 	keep      keepClock
-	linger    *time.Timer
+	linger    keepClock
 	lingered  uint64 // acked when linger was last started
 	stood     int    // how often linger was started anew because the machine stood still
 	redialing bool
+	standing  bool   // redial waits for a machine that stands still
 	failures  int    // transports in a row that brought nothing
 	reached   uint64 // progress at the last break
 	over      bool   // nothing goes on any more; err is set

@@ -63,7 +63,7 @@ func (c *Conn) Close() error {
 	c.kick()
 	c.ensureReader()
 	c.lingered = c.acked
-	c.linger = time.AfterFunc(c.opt.Keep, c.onLinger)
+	c.linger.start(c.opt.Keep, c.onLinger)
 	return nil
 }
 
@@ -77,17 +77,18 @@ func (c *Conn) onLinger() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.over:
+	case c.over || !c.linger.done():
 		return
 	case c.acked != c.lingered:
 		c.lingered = c.acked
-	case still && c.stood < lingerStill:
+	case (still || c.standing) && c.stood < lingerStill:
 		c.stood++
 	default:
 		c.abort(ErrExpired)
 		return
 	}
-	c.linger.Reset(c.opt.Keep)
+	c.linger.stop()
+	c.linger.start(c.opt.Keep, c.onLinger)
 }
 
 // Abort ends the stream at once, on both sides: what was written may be lost,
@@ -141,7 +142,8 @@ func (c *Conn) retire(err error) {
 	c.sq.drop()
 	c.cancel()
 	c.keep.stop()
-	for _, t := range []*time.Timer{c.tick, c.beat, c.linger} {
+	c.linger.stop()
+	for _, t := range []*time.Timer{c.tick, c.beat} {
 		if t != nil {
 			t.Stop()
 		}
@@ -213,7 +215,7 @@ func (c *Conn) expire() {
 	defer c.mu.Unlock()
 	switch {
 	case c.t != nil || !c.keep.done():
-	case still: // and redial, which dials or waits its turn, does not know yet
+	case still || c.standing: // redial may not know it yet, or not that it is over
 		c.keep.stop()
 		c.keep.start(c.opt.Keep, c.expire)
 	default:
@@ -309,8 +311,8 @@ func (c *Conn) onBeat() {
 	c.beat.Reset(c.opt.Heartbeat)
 }
 
-// keepClock runs while a stream is broken and its machine does not stand still
-// (Options.Place).
+// keepClock is how long a stream is given. One runs while the stream is broken
+// and its machine does not stand still (Options.Place), another after Close.
 type keepClock struct {
 	timer *time.Timer
 	until time.Time

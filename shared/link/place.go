@@ -94,12 +94,18 @@ func (p *pacer) pause(ctx context.Context, wake, changed <-chan struct{}) bool {
 	return true
 }
 
-// runKeep stops the keep clock of a broken stream, or starts it anew.
+// runKeep stops the clocks of a broken stream, or starts them anew.
 func (c *Conn) runKeep(run bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.standing = !run
 	c.keep.stop()
-	if run && c.t == nil && !c.over {
-		c.keep.start(c.opt.Keep, c.expire)
+	if !run || c.t != nil || c.over {
+		return
+	}
+	c.keep.start(c.opt.Keep, c.expire)
+	if c.closed {
+		c.linger.stop()
+		c.linger.start(c.opt.Keep, c.onLinger)
 	}
 }
