@@ -26,6 +26,9 @@ var routes = map[string]route{
 	"patchSession":       {(*call).patchSession, false},
 	"deleteSession":      {(*call).releaseSession, false},
 	"releaseSession":     {(*call).releaseSession, false},
+	"pauseSession":       {(*call).pauseSession, true},
+	"resumeSession":      {(*call).resumeSession, true},
+	"moveSession":        {(*call).moveSession, true},
 	"getSessionLive":     {(*call).freshURLs, false},
 	"rotateSessionUrls":  {(*call).rotateURLs, false},
 

@@ -22,6 +22,9 @@ type Service interface {
 	List(ctx context.Context, caller accounts.Caller, req sessions.ListRequest) (page []sessions.View, nextCursor string, err error)
 	Patch(ctx context.Context, caller accounts.Caller, id string, req sessions.PatchRequest) (sessions.View, error)
 	Release(ctx context.Context, caller accounts.Caller, id string) (sessions.View, error)
+	Pause(ctx context.Context, caller accounts.Caller, id string) (sessions.View, error)
+	Resume(ctx context.Context, caller accounts.Caller, id string) (sessions.View, error)
+	Move(ctx context.Context, caller accounts.Caller, id string, req sessions.MoveRequest) (sessions.View, sessions.Timings, error)
 	ReleaseAll(ctx context.Context, caller accounts.Caller) ([]sessions.View, error)
 	Live(ctx context.Context, caller accounts.Caller, id string) (sessions.URLs, error)
 	RotateURLs(ctx context.Context, caller accounts.Caller, id string, disconnect bool) (sessions.URLs, error)
@@ -31,7 +34,8 @@ type Service interface {
 	// OpenByToken lets the holder of a signed URL in: 401 for a bad token, 409
 	// when the session has ended.
 	OpenByToken(ctx context.Context, purpose token.Purpose, sessionID, tok string) (session.Session, error)
-	// Running gives a session that can be worked with now: 404, 409.
+	// Running gives a session that has not ended: 404, 409. DialAgent and
+	// AgentRoundTrip resume it if it is paused.
 	Running(ctx context.Context, caller accounts.Caller, id string) (session.Session, error)
 	// ConnectURL gives a session's CDP WebSocket URL.
 	ConnectURL(s session.Session) string

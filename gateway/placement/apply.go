@@ -173,6 +173,9 @@ func (c *change) endSession(d endSessionData) (Result, error) {
 	if d.Epoch != 0 && d.Epoch < s.Epoch {
 		return Result{}, apierr.Wrap(ErrStaleEpoch, apierr.SessionNotRunning, "epoch %d of session %s is over: it is at %d", d.Epoch, s.ID, s.Epoch)
 	}
+	if d.Reason == session.PausedExpired && (s.Status != session.Paused || s.Op != nil) {
+		return Result{Session: s, Already: true}, nil // a resume was quicker
+	}
 	return c.update(session.End(*s, d.At, d.Reason, d.Error))
 }
 

@@ -45,13 +45,7 @@ func Choose(hosts []Host, kind session.Kind, region string, strict bool) ([]Host
 		return nil, apierr.New(apierr.NoCapacity, "no host has room for another session now: try again shortly").After(capacityRetry)
 	}
 	slices.SortFunc(fit, func(a, b Host) int {
-		if in := inRegion(a); in != inRegion(b) {
-			if in {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(cmp.Compare(b.Warm[kind], a.Warm[kind]), cmp.Compare(b.Free, a.Free), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(preferred(inRegion(a), inRegion(b)), roomier(a, b, kind))
 	})
 	return fit, nil
 }

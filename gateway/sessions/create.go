@@ -52,7 +52,7 @@ func (s *Service) place(ctx context.Context, caller accounts.Caller, req CreateR
 		// Where the record may well refuse, it speaks before a machine is taken:
 		// creates over the limit must not use the warm machines up.
 		sure := req.IdempotencyKey == "" && s.record.Leader() &&
-			s.record.View().Running(caller.ProjectID)+others < caller.Plan.ConcurrentSessions
+			s.record.View().Counted(caller.ProjectID)+others < caller.Plan.ConcurrentSessions
 		var next bool
 		found, existing, next, err = s.attempt(ctx, draft, req, sure)
 		if !next || ctx.Err() != nil {
@@ -67,7 +67,8 @@ func (s *Service) draft(caller accounts.Caller, req CreateRequest, host placemen
 	d := session.Session{ID: uuid.NewString(), ProjectID: caller.ProjectID, Region: host.Region, Kind: req.Kind,
 		KeepAlive: req.KeepAlive, Timeout: req.Timeout, Viewport: req.Viewport, UserMetadata: req.UserMetadata,
 		Captcha: req.Captcha, Status: session.Running, CreatedAt: now, StartedAt: now,
-		ExpiresAt: session.Expiry(now, req.Timeout), Host: host.Name, Epoch: 1, URLKeyVersion: 1, SettingsVersion: 1}
+		ExpiresAt: session.Expiry(now, req.Timeout), Host: host.Name, Epoch: 1, URLKeyVersion: 1, SettingsVersion: 1,
+		RunningSince: now, Key: newKey()}
 	if len(req.Setup) > 0 {
 		d.SetupStatus = session.SetupRunning
 	}

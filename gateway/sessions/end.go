@@ -36,38 +36,66 @@ const endTime = 10 * time.Second
 
 // release ends a session at its host and in the record, side by side. Either
 // is enough: a host that cannot be reached is told when it is reconciled, and
-// without a quorum the host's tombstone is taken into the record later.
+// without a quorum the host's tombstone is taken into the record later. A paused
+// session has no machine: only the record ends it. An operation under way does
+// not matter: what it left on hosts is ended after.
 func (s *Service) release(ctx context.Context, found session.Session) (session.Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
 	now := time.Now().UTC()
 	host := make(chan error, 1)
+	machine := found.Status == session.Running
 	go func() {
-		_, err := s.hosts.End(ctx, found.Host, hostlink.Tombstone{SessionID: found.ID, Epoch: found.Epoch, Reason: session.Released})
+		var err error
+		if machine {
+			_, err = s.hosts.End(ctx, found.Host, hostlink.Tombstone{SessionID: found.ID, Epoch: found.Epoch, Reason: session.Released})
+		}
 		host <- err
 	}()
-	ended, already, err := s.record.EndSession(ctx, found.ID, found.Epoch, now, session.Released, "")
+	ended, already, err := s.record.EndSession(ctx, found.ID, 0, now, session.Released, "")
 	errHost := <-host
 	switch {
 	case already: // by its timeout, or another's request, a moment ago
 		err = running(ended)
-	case err == nil && errHost != nil:
-		s.log.Warn("a released session's machine is ended later", "session", found.ID, "host", found.Host, "error", errHost)
-	case err != nil && errHost == nil && !apierr.Is(err, apierr.SessionNotRunning):
+	case err == nil:
+		if errHost != nil {
+			s.log.Warn("a released session's machine is ended later", "session", found.ID, "host", found.Host, "error", errHost)
+		}
+		s.cleanUp(found, ended)
+	case machine && errHost == nil && !apierr.Is(err, apierr.SessionNotRunning):
 		s.log.Warn("the record learns of a release later", "session", found.ID, "error", err)
 		ended, err = session.End(found, now, session.Released, "")
 	}
 	return ended, err
 }
 
+// cleanUp ends what an ended session has on hosts besides the machine that it
+// was last seen with.
+func (s *Service) cleanUp(found, ended session.Session) {
+	s.hosts.Forget(found.ID)
+	if snap := found.Snapshot; snap != nil {
+		s.background(func(ctx context.Context) { s.dropSnapshot(ctx, found.ID, *snap) })
+	}
+	if op := found.Op; op != nil && op.To != "" {
+		s.background(func(ctx context.Context) {
+			s.tell(ctx, op.To, found.ID, hostlink.Verdict{OpID: op.ID})
+		})
+	}
+	if ended.Host != found.Host || ended.Epoch != found.Epoch {
+		s.background(func(ctx context.Context) {
+			s.endAt(ctx, ended.Host, hostlink.Tombstone{SessionID: ended.ID, Epoch: ended.Epoch, Reason: session.Released})
+		})
+	}
+}
+
 // releasing is how many sessions ReleaseAll ends at once.
 const releasing = 16
 
-// ReleaseAll ends every running session of the project and gives them all;
+// ReleaseAll ends every running or paused session of the project and gives them all;
 // what could not be ended is an error beside those that were.
 func (s *Service) ReleaseAll(ctx context.Context, caller accounts.Caller) ([]View, error) {
 	ctx = context.WithoutCancel(ctx)
-	all, err := s.allRunning(caller)
+	all, err := s.allLiving(caller)
 	if err != nil {
 		return nil, err
 	}
@@ -97,18 +125,21 @@ func (s *Service) ReleaseAll(ctx context.Context, caller accounts.Caller) ([]Vie
 	return views, errors.Join(errs...)
 }
 
-func (s *Service) allRunning(caller accounts.Caller) (all []session.Session, err error) {
+func (s *Service) allLiving(caller accounts.Caller) (all []session.Session, err error) {
 	view := s.record.View()
-	for cursor := ""; ; {
-		found, next, err := view.Sessions(placement.Filter{Project: caller.ProjectID, Status: session.Running, Cursor: cursor, Limit: 1000})
-		if err != nil {
-			return nil, err
+	for _, status := range []session.Status{session.Running, session.Paused} {
+		for cursor := ""; ; {
+			found, next, err := view.Sessions(placement.Filter{Project: caller.ProjectID, Status: status, Cursor: cursor, Limit: 1000})
+			if err != nil {
+				return nil, err
+			}
+			if all = append(all, found...); next == "" {
+				break
+			}
+			cursor = next
 		}
-		if all = append(all, found...); next == "" {
-			return all, nil
-		}
-		cursor = next
 	}
+	return all, nil
 }
 
 // WebSocket close codes (decisions "CDP").

@@ -36,6 +36,7 @@ func (s *Service) FollowEvents(ctx context.Context, caller accounts.Caller, id s
 		var broken time.Time // since when; zero while it goes well
 		for {
 			var failed error
+			at, _, _ := s.Watch(id)
 			for e, err := range s.followOnce(ctx, caller, id, from, types) {
 				if failed = err; err != nil {
 					break
@@ -53,8 +54,14 @@ func (s *Service) FollowEvents(ctx context.Context, caller accounts.Caller, id s
 			}
 			code := apierr.From(failed).Code // a cut stream has none of its own: Internal
 			passing := code == apierr.Internal || code == apierr.Unavailable
-			// Without an event there is no place to go on from.
-			if !passing || ctx.Err() != nil || from == hostlink.FromNow || time.Since(broken) > s.cfg.HostLostAfter {
+			// Without an event there is no place to go on from, but for a session that
+			// went elsewhere: its new host has none yet that came after.
+			now, _, _ := s.Watch(id)
+			lost := from == hostlink.FromNow && now.Epoch == at.Epoch
+			if now.Epoch != at.Epoch && code == apierr.NotFound { // the host that it left says so
+				passing = true
+			}
+			if !passing || ctx.Err() != nil || lost || time.Since(broken) > s.cfg.HostLostAfter {
 				yield(event.Event{}, failed)
 				return
 			}

@@ -22,6 +22,7 @@ const (
 // of lost hosts up. Only the leader orders anything.
 func (s *Service) Run(ctx context.Context) error {
 	var following sync.WaitGroup
+	defer s.after.wait()
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -45,6 +46,8 @@ func (s *Service) Run(ctx context.Context) error {
 			}
 		}
 		if s.record.Leader() {
+			s.abortOverdue(ctx, now)
+			s.expirePaused(ctx, now)
 			s.giveUp(ctx, hosts, now)
 		}
 		s.forgetHosts(hosts, now)
@@ -77,6 +80,11 @@ func (s *Service) giveUp(ctx context.Context, hosts map[string]*watched, now tim
 		away := now.Sub(w.seen) >= s.cfg.HostLostAfter
 		for _, found := range view.SessionsOnHost(name) {
 			switch {
+			case found.Op != nil && away:
+				// Its operation ends at its deadline at the latest; then it is clear
+				// where the session is.
+			case away && found.Status == session.Paused && !found.Snapshot.Durable:
+				s.losePaused(ctx, found, w.seen)
 			case away && found.Status == session.Running:
 				s.finish(ctx, hostlink.Tombstone{SessionID: found.ID, Epoch: found.Epoch, EndedAt: w.seen,
 					Error: "The session's host was lost."})
@@ -177,12 +185,16 @@ func (s *Service) bury(ctx context.Context, c *hostlink.Client, tombs []hostlink
 	}
 }
 
-// finish brings the record to a session's end and says whether it is there.
+// finish brings the record to the end of a session whose machine is gone, and
+// says whether that is settled.
 func (s *Service) finish(ctx context.Context, t hostlink.Tombstone) bool {
-	_, _, err := s.record.EndSession(ctx, t.SessionID, t.Epoch, t.EndedAt, t.Reason, t.Error)
+	_, _, err := s.record.MachineEnded(ctx, t.SessionID, t.Epoch, t.EndedAt, t.Reason, t.Error)
 	if err == nil || errors.Is(err, placement.ErrStaleEpoch) || apierr.Is(err, apierr.NotFound) {
 		s.hosts.Forget(t.SessionID)
 		return true
+	}
+	if apierr.Is(err, apierr.OperationInProgress) {
+		return false
 	}
 	s.log.Warn("a session's end is not in the record yet", "session", t.SessionID, "error", err)
 	return false
@@ -221,6 +233,9 @@ func (s *Service) compare(ctx context.Context, host string, c *hostlink.Client, 
 	for _, st := range inv.Sessions {
 		running[st.SessionID] = true
 		found, ok := view.Session(st.SessionID)
+		if ok && !found.Status.Ended() && s.ofOperation(ctx, host, c, st, found) {
+			continue
+		}
 		if !ok || found.Status.Ended() || found.Host != host || found.Epoch > st.Epoch {
 			if ok || st.Since.Before(young) {
 				s.endStray(ctx, host, st, found)
@@ -235,11 +250,12 @@ func (s *Service) compare(ctx context.Context, host string, c *hostlink.Client, 
 		}
 	}
 	for _, found := range view.SessionsOnHost(host) {
-		if !running[found.ID] && found.Status == session.Running && found.StartedAt.Before(young) {
+		if !running[found.ID] && found.Status == session.Running && found.Op == nil && placedAt(found).Before(young) {
 			s.finish(ctx, hostlink.Tombstone{SessionID: found.ID, Epoch: found.Epoch, EndedAt: asOf,
 				Error: "The session's machine was lost: its host does not know it."})
 		}
 	}
+	s.compareSnapshots(ctx, host, c, inv, view)
 }
 
 // endStray ends a machine that the record does not want there.

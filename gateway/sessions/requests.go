@@ -65,3 +65,18 @@ type Ended struct {
 	Reason    string // the endReason or one word
 	At        time.Time
 }
+
+// MoveRequest is a checked POST /v1/sessions/:id/move; empty fields leave the
+// choice.
+type MoveRequest struct {
+	Host   string
+	Region string
+}
+
+// Timings say what of a move took how long.
+type Timings struct {
+	Capture time.Duration // the source's stop and capture
+	Acquire time.Duration // a machine at the target
+	Restore time.Duration // into it
+	Total   time.Duration // from the order to the session going on
+}

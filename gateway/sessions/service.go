@@ -2,10 +2,13 @@ package sessions
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"net"
 	"net/http"
 	"time"
+
+	"golang.org/x/sync/singleflight"
 
 	"github.com/berth-dev/berth/gateway/accounts"
 	"github.com/berth-dev/berth/gateway/placement"
@@ -36,6 +39,10 @@ type Config struct {
 	Prices         session.Prices
 	CreateDeadline time.Duration // a create without a machine by then fails
 	HostLostAfter  time.Duration // a host silent for longer has lost its sessions
+
+	Name              string        // this gateway's: what an earlier run of it left open is aborted
+	OperationDeadline time.Duration // a pause, resume or move that is not done by then is undone
+	PauseDurable      bool          // a pause answers only when its snapshot is in the blob store
 }
 
 // Service is the use cases. Safe for concurrent use.
@@ -46,11 +53,19 @@ type Service struct {
 	log      *slog.Logger
 	once     flights // creates under way, by project and idempotency key
 	creating tally
+
+	run      string             // names this run of the gateway in operations
+	resuming singleflight.Group // by session
+	after    tasks              // work that goes on behind answers
+	onStep   func(string) error // tests: where the gateway dies
 }
+
+// runMark parts a gateway's name from what tells its runs apart.
+const runMark = "#"
 
 // New makes the use cases over the record and the hosts.
 func New(cfg Config, record *placement.Record, hosts Hosts, log *slog.Logger) *Service {
-	return &Service{cfg: cfg, record: record, hosts: hosts, log: log}
+	return &Service{cfg: cfg, record: record, hosts: hosts, log: log, run: cfg.Name + runMark + rand.Text()}
 }
 
 // find gives a session of the caller's project. Another project's is as
@@ -89,7 +104,7 @@ func (s *Service) Get(ctx context.Context, caller accounts.Caller, id string) (V
 	return s.view(found), nil
 }
 
-// Running gives a session that can be worked with now.
+// Running gives a session that has not ended; see Awake for one to work with.
 func (s *Service) Running(ctx context.Context, caller accounts.Caller, id string) (session.Session, error) {
 	found, err := s.find(ctx, caller, id)
 	if err == nil {
@@ -136,7 +151,7 @@ func (s *Service) Patch(ctx context.Context, caller accounts.Caller, id string, 
 	if err != nil {
 		return View{}, err
 	}
-	if req.KeepAlive != nil || req.Timeout != nil {
+	if changed.Status == session.Running && (req.KeepAlive != nil || req.Timeout != nil) {
 		if err := s.tellSettings(ctx, changed); err != nil {
 			s.log.Warn("a host does not know new settings yet", "session", id, "host", changed.Host, "error", err)
 		}
@@ -157,12 +172,22 @@ func settings(s session.Session) hostlink.Settings {
 	return hostlink.Settings{Version: s.SettingsVersion, KeepAlive: s.KeepAlive, ExpiresAt: s.ExpiresAt}
 }
 
-// DialAgent opens a stream to a session's agent.
+// DialAgent opens a stream to a session's agent; a paused session is resumed
+// first.
 func (s *Service) DialAgent(ctx context.Context, found session.Session) (net.Conn, error) {
+	found, err := s.Awake(ctx, found)
+	if err != nil {
+		return nil, err
+	}
 	return s.hosts.DialAgent(ctx, found)
 }
 
-// AgentRoundTrip sends a request to a session's agent.
+// AgentRoundTrip sends a request to a session's agent; a paused session is
+// resumed first.
 func (s *Service) AgentRoundTrip(found session.Session, req *http.Request) (*http.Response, error) {
+	found, err := s.Awake(req.Context(), found)
+	if err != nil {
+		return nil, err
+	}
 	return s.hosts.RoundTrip(found, req)
 }

@@ -434,6 +434,32 @@ type MoveFile struct {
 	To   string `json:"to"`
 }
 
+// MoveResult defines model for MoveResult.
+type MoveResult struct {
+	Session Session `json:"session"`
+
+	// Timings Milliseconds.
+	Timings struct {
+		// AcquireMs A new machine taken.
+		AcquireMs int64 `json:"acquireMs"`
+
+		// CaptureMs The old machine stopped and captured.
+		CaptureMs int64 `json:"captureMs"`
+
+		// RestoreMs The session brought back in it.
+		RestoreMs int64 `json:"restoreMs"`
+
+		// TotalMs From the request to the session going on.
+		TotalMs int64 `json:"totalMs"`
+	} `json:"timings"`
+}
+
+// MoveSession defines model for MoveSession.
+type MoveSession struct {
+	Host   *string `json:"host,omitempty"`
+	Region *string `json:"region,omitempty"`
+}
+
 // PatchSession defines model for PatchSession.
 type PatchSession struct {
 	Captcha   *PatchSessionCaptcha `json:"captcha,omitempty"`
@@ -575,6 +601,12 @@ type InvalidRequest = Error
 
 // NotFound defines model for NotFound.
 type NotFound = Error
+
+// OperationRefused defines model for OperationRefused.
+type OperationRefused = Error
+
+// OperationUndone defines model for OperationUndone.
+type OperationUndone = Error
 
 // PlanLimit defines model for PlanLimit.
 type PlanLimit = Error
@@ -727,6 +759,9 @@ type MakeFolderJSONRequestBody = MakeFolder
 
 // MoveFileJSONRequestBody defines body for MoveFile for application/json ContentType.
 type MoveFileJSONRequestBody = MoveFile
+
+// MoveSessionJSONRequestBody defines body for MoveSession for application/json ContentType.
+type MoveSessionJSONRequestBody = MoveSession
 
 // RotateSessionUrlsJSONRequestBody defines body for RotateSessionUrls for application/json ContentType.
 type RotateSessionUrlsJSONRequestBody = RotateUrls

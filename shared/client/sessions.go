@@ -43,7 +43,23 @@ func (c *Client) Release(ctx context.Context, id string) (s api.Session, err err
 	return s, c.call(ctx, http.MethodPost, path(id, "/release"), nil, &s)
 }
 
-// ReleaseAll ends every running session of the project.
+// Pause captures a session and frees its machine.
+func (c *Client) Pause(ctx context.Context, id string) (s api.Session, err error) {
+	return s, c.call(ctx, http.MethodPost, path(id, "/pause"), nil, &s)
+}
+
+// Resume brings a paused session back.
+func (c *Client) Resume(ctx context.Context, id string) (s api.Session, err error) {
+	return s, c.call(ctx, http.MethodPost, path(id, "/resume"), nil, &s)
+}
+
+// Move takes a running session to another machine; in may name the host or the
+// region.
+func (c *Client) Move(ctx context.Context, id string, in api.MoveSession) (m api.MoveResult, err error) {
+	return m, c.call(ctx, http.MethodPost, path(id, "/move"), in, &m)
+}
+
+// ReleaseAll ends every running or paused session of the project.
 func (c *Client) ReleaseAll(ctx context.Context) (l api.ReleasedList, err error) {
 	return l, c.call(ctx, http.MethodPost, "/v1/sessions/release-all", nil, &l)
 }

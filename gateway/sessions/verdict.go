@@ -1,0 +1,170 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// commit proposes that the operation is done. Whatever the record says then is
+// told to the hosts; the session as it is now comes back only if it was this.
+func (o *operation) commit(snap *session.Snapshot) (session.Session, error) {
+	if err := o.s.step("commit"); err != nil {
+		return o.found, err
+	}
+	now, committed, err := o.propose(func(ctx context.Context) (session.Session, bool, error) {
+		return o.s.record.CommitOperation(ctx, o.found.ID, o.op.ID, snap)
+	})
+	if err == nil {
+		err = o.s.step("committed")
+	}
+	if err != nil {
+		return now, o.without(err)
+	}
+	if !committed {
+		o.aborted()
+		return now, fmt.Errorf("%s: %w", o.op.Kind, calledOff(now, o.op))
+	}
+	o.s.log.Info("operation committed", "operation", o.op.ID, "kind", o.op.Kind, "session", now.ID, "host", now.Host, "epoch", now.Epoch)
+	o.committed(now)
+	return now, nil
+}
+
+// giveUp proposes that the operation never was, for a reason, which comes back.
+func (o *operation) giveUp(why error) error {
+	if errors.Is(why, errDied) {
+		return why
+	}
+	o.s.log.Warn("operation given up", "operation", o.op.ID, "kind", o.op.Kind, "session", o.found.ID, "error", why)
+	_, _, err := o.propose(func(ctx context.Context) (session.Session, bool, error) {
+		return o.s.record.AbortOperation(ctx, o.found.ID, o.op.ID)
+	})
+	why = fmt.Errorf("%s: %w", o.op.Kind, causeOf(o.ctx, why))
+	if err != nil {
+		_ = o.without(err) // the reason is the better answer
+		return why
+	}
+	o.aborted() // a commit is proposed only after every step went well
+	return why
+}
+
+// propose asks the record for a verdict until there is one: after an unknown
+// result the same proposal is made again.
+func (o *operation) propose(ask func(context.Context) (session.Session, bool, error)) (now session.Session, committed bool, err error) {
+	ctx := context.WithoutCancel(o.ctx)
+	err = patiently(ctx, time.Until(o.op.Deadline), func() error {
+		now, committed, err = ask(ctx)
+		return err
+	})
+	return now, committed, err
+}
+
+// without ends an operation that the record gave no verdict on.
+func (o *operation) without(err error) error {
+	switch {
+	case errors.Is(err, errDied):
+	case apierr.Is(err, apierr.SessionNotRunning) || apierr.Is(err, apierr.NotFound): // it ended meanwhile
+		o.s.background(func(ctx context.Context) {
+			if o.op.To != "" {
+				o.s.tell(ctx, o.op.To, o.found.ID, hostlink.Verdict{OpID: o.op.ID})
+			}
+			if o.op.From != "" {
+				o.s.endAt(ctx, o.op.From, hostlink.Tombstone{SessionID: o.found.ID, Epoch: o.found.Epoch, Reason: session.Released})
+			}
+		})
+	default: // the leader aborts it at its deadline, and reconciling tells the hosts
+		o.s.log.Warn("an operation is without a verdict", "operation", o.op.ID, "session", o.found.ID, "error", err)
+	}
+	return fmt.Errorf("%s: %w", o.op.Kind, err)
+}
+
+// committed lets the hosts know: first the one that the session waits for.
+func (o *operation) committed(now session.Session) {
+	s, v := o.s, hostlink.Verdict{OpID: o.op.ID, Committed: true}
+	ctx := context.WithoutCancel(o.ctx)
+	first, then := o.op.To, o.op.From
+	if first == "" {
+		first, then = then, ""
+	}
+	s.tell(ctx, first, now.ID, v)
+	if now.Snapshot != nil && !now.Snapshot.Memory {
+		s.hosts.Forget(now.ID) // no stream to the agent goes on without its memory
+	}
+	s.background(func(ctx context.Context) {
+		if then != "" {
+			s.tell(ctx, then, now.ID, v)
+		}
+		if now.Status == session.Running { // what was changed since the restore began
+			if err := s.tellSettings(ctx, now); err != nil {
+				s.log.Debug("settings are told later", "session", now.ID, "error", err)
+			}
+		}
+	})
+}
+
+// aborted lets the hosts know: first the source, where the session goes on.
+func (o *operation) aborted() { o.s.tellAborted(context.WithoutCancel(o.ctx), o.found.ID, o.op) }
+
+func (s *Service) tellAborted(ctx context.Context, id string, op session.Operation) {
+	v := hostlink.Verdict{OpID: op.ID}
+	if op.To != "" {
+		s.background(func(ctx context.Context) { s.tell(ctx, op.To, id, v) })
+	}
+	if op.From != "" {
+		s.tell(ctx, op.From, id, v)
+	}
+}
+
+// tell gives a host the verdict. What it cannot be told now it hears when it
+// is reconciled.
+func (s *Service) tell(ctx context.Context, host, id string, v hostlink.Verdict) {
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	err := s.step("verdict " + host)
+	if err == nil {
+		err = patiently(ctx, hostPatience, func() error {
+			c, err := s.hosts.Client(host)
+			if err == nil {
+				err = c.Verdict(ctx, id, v)
+			}
+			return err
+		})
+	}
+	if err != nil && !apierr.Is(err, apierr.NotFound) {
+		s.log.Warn("a host hears the verdict later", "session", id, "operation", v.OpID, "committed", v.Committed, "host", host, "error", err)
+	}
+}
+
+// endAt ends a session's machine at a host.
+func (s *Service) endAt(ctx context.Context, host string, t hostlink.Tombstone) {
+	if _, err := s.hosts.End(ctx, host, t); err != nil {
+		s.log.Warn("a machine is ended later", "session", t.SessionID, "host", host, "error", err)
+	}
+}
+
+// dropSnapshot deletes the snapshot of a session that has ended.
+func (s *Service) dropSnapshot(ctx context.Context, id string, snap session.Snapshot) {
+	c, err := s.hosts.Client(snap.Host)
+	if err == nil {
+		err = c.DeleteSnapshot(ctx, snap.ID)
+	}
+	if err != nil {
+		s.log.Warn("a snapshot is deleted later", "session", id, "snapshot", snap.ID, "host", snap.Host, "error", err)
+	}
+}
+
+// background does something after the answer, not for long. Run waits for it.
+func (s *Service) background(do func(ctx context.Context)) {
+	done := s.after.begin()
+	go func() {
+		defer done()
+		ctx, cancel := context.WithTimeout(context.Background(), endTime)
+		defer cancel()
+		do(ctx)
+	}()
+}
