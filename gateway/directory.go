@@ -8,6 +8,7 @@ import (
 	"github.com/berth-dev/berth/gateway/api"
 	"github.com/berth-dev/berth/gateway/hosts"
 	"github.com/berth-dev/berth/gateway/placement"
+	"github.com/berth-dev/berth/shared/session"
 	"github.com/berth-dev/berth/shared/token"
 )
 
@@ -15,6 +16,14 @@ import (
 type directory struct {
 	record *placement.Record
 	hosts  *hosts.Hosts
+}
+
+// places is the record as streams to agents follow sessions in it.
+type places struct{ *placement.Record }
+
+// WatchSession finds a session as this gateway knows it now.
+func (p places) WatchSession(id string) (session.Session, bool, <-chan struct{}) {
+	return p.View().WatchSession(id)
 }
 
 // Authenticate gives the caller of an API key.

@@ -19,6 +19,7 @@ import (
 type Hosts struct {
 	members Members
 	secret  *trust.Secret
+	record  Record
 
 	mu      sync.Mutex // guards what follows
 	clients map[string]*hostClient
@@ -37,9 +38,10 @@ type Members interface {
 	Changed() <-chan struct{}
 }
 
-// New makes the view of the hosts that members knows.
-func New(members Members, secret *trust.Secret) *Hosts {
-	return &Hosts{members: members, secret: secret, clients: map[string]*hostClient{}, agents: map[string]*agentStreams{}}
+// New makes the view of the hosts that members knows; record says which of them
+// has a session.
+func New(members Members, secret *trust.Secret, record Record) *Hosts {
+	return &Hosts{members: members, secret: secret, record: record, clients: map[string]*hostClient{}, agents: map[string]*agentStreams{}}
 }
 
 // List gives the living hosts as placement chooses among them.

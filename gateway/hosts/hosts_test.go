@@ -76,7 +76,7 @@ func refuseTunnel(w http.ResponseWriter, _ *http.Request) {
 
 func TestHostsAreThoseOfGossip(t *testing.T) {
 	w := &town{}
-	h := New(w, trust.New())
+	h := New(w, trust.New(), &book{})
 	defer h.Close()
 	one := newHostd(t, "one")
 	two := newHostd(t, "two")
@@ -103,7 +103,7 @@ func TestHostsAreThoseOfGossip(t *testing.T) {
 
 func TestAgentOfAnEndedSession(t *testing.T) {
 	w := &town{}
-	h := New(w, trust.New())
+	h := New(w, trust.New(), &book{})
 	defer h.Close()
 	addr := newHostd(t, "one")
 	w.set(host("h", addr))
@@ -131,7 +131,7 @@ func TestAgentOfAnEndedSession(t *testing.T) {
 }
 
 func TestStreamsOfEndedSessionsDoNotGather(t *testing.T) {
-	h := New(&town{}, trust.New())
+	h := New(&town{}, trust.New(), &book{})
 	defer h.Close()
 	for i := range 3 {
 		h.transport(session.Session{ID: fmt.Sprint(i)})
