@@ -56,7 +56,10 @@ func (n *Network) inside(info machine.Slot) error {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		return fmt.Errorf("lo up: %w", err)
 	}
-	return n.eth0(info)
+	if err := n.eth0(info); err != nil || !n.cfg.Tap {
+		return err
+	}
+	return tap()
 }
 
 func (n *Network) eth0(info machine.Slot) error {

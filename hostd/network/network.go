@@ -51,7 +51,9 @@ type Config struct {
 	// Resolvers answer the slots' DNS queries. Empty: those of /etc/resolv.conf,
 	// read again when the file changes.
 	Resolvers []netip.AddrPort
-	Log       *slog.Logger // nil: slog.Default()
+	// Tap gives every slot a tap device for a machine with a kernel of its own.
+	Tap bool
+	Log *slog.Logger // nil: slog.Default()
 }
 
 // Network makes and keeps the slots of one hostd. Safe for concurrent use.

@@ -39,6 +39,13 @@ type ruleData struct {
 	SlotAddr       string
 	EgressPort     int
 	BrowserGID     uint32 // of the host; slot rules only
+	Guest          *guest // what is behind the tap device; nil without one
+}
+
+// guest is a machine with a kernel of its own, as rules see it.
+type guest struct {
+	Tap, Addr, MAC     string
+	AgentPort, DNSPort int
 }
 
 // ruleData gives the data of a slot's rules, or of the host's for nil.
@@ -47,6 +54,9 @@ func (n *Network) ruleData(slot *machine.Slot) ruleData {
 		MailPorts: egress.MailPorts, SlotAddr: agentlink.SlotAddr, EgressPort: agentlink.EgressPort}
 	if slot != nil {
 		d.BrowserGID = slot.UIDBase + agentlink.BrowserGID
+		if n.cfg.Tap {
+			d.Guest = &guest{agentlink.TapName, agentlink.GuestAddr, agentlink.GuestMAC, agentlink.AgentPort, agentlink.DNSPort}
+		}
 	}
 	return d
 }

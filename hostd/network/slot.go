@@ -129,6 +129,9 @@ func (n *Network) Adopt(ctx context.Context, slot machine.Slot) (*Slot, error) {
 func (n *Network) adopt(ctx context.Context, slot machine.Slot) (*Slot, error) {
 	var socks *sockets
 	err := n.inNamespace(slot.NetNS, func() (err error) {
+		if err := n.checkTap(); err != nil {
+			return err
+		}
 		if err := loadRules(ctx, slotRules, n.ruleData(&slot)); err != nil {
 			return err
 		}
