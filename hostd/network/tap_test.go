@@ -146,6 +146,8 @@ func (g *guestEnd) expect(want map[string]string) {
 		switch kind {
 		case "syn":
 			p = g.packet(protoTCP, flagSYN, to)
+		case "syn-ack":
+			p = g.packet(protoTCP, flagSYN|flagACK, to)
 		case "ack":
 			p = g.packet(protoTCP, flagACK, to)
 		case "udp":
@@ -205,6 +207,7 @@ func TestGuestReachesWhatItMay(t *testing.T) {
 
 		// Flows that nobody here knows, as after a move.
 		"ack " + nobodyAddr + ":4007":            "reset",
+		"syn-ack " + nobodyAddr + ":4007":        "reset",
 		"ack " + webAddr + ":4007":               "reset",
 		"ack " + publicAddr + ":4007":            "reset",
 		"ack " + agentlink.SlotAddr + egressPort: "reset",
