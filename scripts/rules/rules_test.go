@@ -70,6 +70,7 @@ var owners = []struct{ module, owner, why string }{
 	{"github.com/oapi-codegen/runtime", "shared/api", "types generated from openapi.yaml"},
 	{"github.com/google/uuid", "gateway/sessions", "session ids"},
 	{"gocloud.dev", "shared/blob", "folders and S3-compatible stores"},
+	{"github.com/klauspost/compress", "hostd/snapshot", "zstd"},
 }
 
 // extensions of the standard library and test tools have no owner.

@@ -1,0 +1,293 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/berth-dev/berth/hostd/machine"
+)
+
+// Order asks for a snapshot.
+type Order struct {
+	Ref
+	Key Key
+	// Previous is the snapshot from which this machine was restored, or empty:
+	// what has not changed since is taken from it. One that is not here, or
+	// cannot be read with Key, is passed over.
+	Previous string
+}
+
+// Write stores a capture of memory. When it returns everything is on the disk.
+// On error (a full disk is syscall.ENOSPC) nothing of it is left. ErrExists when
+// there is a snapshot of that id. Memory in use does not grow with the capture.
+func (s *Store) Write(ctx context.Context, o Order, c machine.Capture) (Info, error) {
+	return s.write(ctx, o, func(w *writing) error { return w.memory(c) })
+}
+
+// WritePortable stores what the agent exported, as Write does a capture.
+func (s *Store) WritePortable(ctx context.Context, o Order, r io.Reader) (Info, error) {
+	return s.write(ctx, o, func(w *writing) (err error) {
+		w.contents.Portable, err = w.stream(r, nil)
+		return err
+	})
+}
+
+func (s *Store) write(ctx context.Context, o Order, fill func(*writing) error) (info Info, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write snapshot %s: %w", o.ID, err)
+		}
+	}()
+	if err := o.check(); err != nil {
+		return Info{}, err
+	}
+	end, err := s.begin(ctx, o.SessionID)
+	if err != nil {
+		return Info{}, err
+	}
+	defer end()
+	if err := s.fresh(o.ID); err != nil {
+		return Info{}, err
+	}
+	w := &writing{s: s, ctx: ctx, order: o, header: header{ID: o.ID, SessionID: o.SessionID, Created: time.Now().UTC()}}
+	defer func() { err = errors.Join(err, w.close()) }()
+	w.findPrevious()
+	if err := fill(w); err != nil {
+		return Info{}, err
+	}
+	return w.commit()
+}
+
+// writing is a snapshot on its way to the disk.
+type writing struct {
+	s        *Store
+	ctx      context.Context // of the call that writes
+	order    Order
+	header   header
+	contents contents
+	prev     *previous
+	own      []*packWriter // all that were begun here
+	kept     []pack        // what of own the snapshot needs
+	old      []string      // packs of others that it refers to
+	pinned   []string      // own and the previous snapshot's, until close
+}
+
+// previous is an earlier snapshot of the session, open.
+type previous struct {
+	header
+	contents
+	packs map[string]pack
+}
+
+// findPrevious looks for something to refer to. Not finding it costs space only.
+func (w *writing) findPrevious() {
+	if w.order.Previous == "" {
+		return
+	}
+	prev, err := w.s.openManifest(Ref{w.order.Previous, w.order.SessionID}, w.order.Key)
+	if err != nil {
+		w.s.log.Info("a snapshot is written whole", "session", w.order.SessionID, "snapshot", w.order.ID,
+			"previous", w.order.Previous, "error", err)
+		return
+	}
+	w.prev = prev
+	w.pin(prev.names()...)
+}
+
+func (w *writing) pin(names ...string) {
+	w.s.pin(names...)
+	w.pinned = append(w.pinned, names...)
+}
+
+// newPack begins a pack of this snapshot.
+func (w *writing) newPack(k kind) (*packWriter, error) {
+	p, err := newPack(w.s.fs, func(name string) string {
+		w.pin(name) // before there is a file that Sweep could take for a leftover
+		return w.s.packPath(name)
+	}, w.order.Key, w.order.SessionID, k)
+	if p != nil {
+		w.own = append(w.own, p)
+	}
+	return p, err
+}
+
+// keep finishes a pack that the snapshot needs.
+func (w *writing) keep(p *packWriter) error {
+	done, err := p.finish()
+	w.kept = append(w.kept, done)
+	return err
+}
+
+// refer notes packs of earlier snapshots that this one needs.
+func (w *writing) refer(name string) { w.old = append(w.old, name) }
+
+// memory stores the parts of a machine's capture.
+func (w *writing) memory(c machine.Capture) error {
+	h := &w.header
+	h.Memory, h.Driver, h.CPUClass, h.Template = true, c.Driver(), c.CPUClass(), c.Template()
+	if w.prev != nil && w.prev.Template != h.Template { // what differs from another template says nothing here
+		w.prev = nil
+	}
+	if err := w.pages(c); err != nil {
+		return fmt.Errorf("pages: %w", err)
+	}
+	device, err := c.Device()
+	if err != nil {
+		return fmt.Errorf("device state: %w", err)
+	}
+	if w.contents.Device, err = w.stream(device, device.Close); err != nil {
+		return fmt.Errorf("device state: %w", err)
+	}
+	for _, l := range c.Layers() {
+		if err := w.layer(l); err != nil {
+			return fmt.Errorf("layer %s: %w", l.Name, err)
+		}
+	}
+	return nil
+}
+
+// layer stores a disk layer, or refers to the one of that name.
+func (w *writing) layer(l machine.Layer) error {
+	if w.prev != nil {
+		for _, old := range w.prev.Layers {
+			if old.Name == l.Name && old.Size == l.Size {
+				w.refer(old.Pack)
+				w.contents.Layers = append(w.contents.Layers, old)
+				return nil
+			}
+		}
+	}
+	r, err := l.Open()
+	if err != nil {
+		return err
+	}
+	sized := &counted{Reader: r}
+	name, err := w.stream(sized, r.Close)
+	if err != nil {
+		return err
+	}
+	if sized.n != l.Size {
+		return fmt.Errorf("has %d bytes, not %d: is it still being written?", sized.n, l.Size)
+	}
+	w.contents.Layers = append(w.contents.Layers, layer{l.Name, l.Size, name})
+	return nil
+}
+
+type counted struct {
+	io.Reader
+	n int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// stream stores what r gives as a pack; done, if any, is called in any case.
+func (w *writing) stream(r io.Reader, done func() error) (name string, err error) {
+	if done != nil {
+		defer func() { err = errors.Join(err, done()) }()
+	}
+	p, err := w.newPack(kindStream)
+	if err != nil {
+		return "", err
+	}
+	c := newChunker(p)
+	defer c.close()
+	if _, err := io.CopyBuffer(c, heeding{w.ctx, r}, make([]byte, 256<<10)); err != nil {
+		return "", err
+	}
+	if err := c.flush(); err != nil {
+		return "", err
+	}
+	return p.name, w.keep(p)
+}
+
+// heeding ends a stream when its context does.
+type heeding struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (h heeding) Read(p []byte) (int, error) {
+	if h.ctx.Err() != nil {
+		return 0, context.Cause(h.ctx)
+	}
+	return h.r.Read(p)
+}
+
+// commit brings the packs to the disk, then the manifest: from there on the
+// snapshot is one.
+func (w *writing) commit() (Info, error) {
+	if err := w.sync(); err != nil {
+		return Info{}, err
+	}
+	for _, p := range w.kept {
+		w.header.Bytes += p.Size
+	}
+	w.header.Packs = append(w.kept, w.referred()...)
+	raw, err := encodeManifest(w.order.Key, w.header, w.contents)
+	if err != nil {
+		return Info{}, err
+	}
+	return w.s.enter(raw, w.header, false)
+}
+
+// sync brings this snapshot's packs to the disk, side by side.
+func (w *writing) sync() error {
+	var g errgroup.Group
+	for _, k := range w.kept {
+		for _, p := range w.own {
+			if p.name == k.Name {
+				g.Go(p.f.sync)
+			}
+		}
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return w.s.fs.syncDir(w.s.path(packs, ""))
+}
+
+// referred gives the packs of others, each once.
+func (w *writing) referred() (all []pack) {
+	seen := map[string]bool{}
+	for _, name := range w.old {
+		if !seen[name] {
+			seen[name] = true
+			all = append(all, w.prev.packs[name])
+		}
+	}
+	return all
+}
+
+// close lets go of everything; packs that no manifest took in go.
+func (w *writing) close() error {
+	var errs []error
+	for _, p := range w.own {
+		errs = append(errs, p.f.f.Close())
+	}
+	return errors.Join(append(errs, w.s.unpin(w.pinned...))...)
+}
+
+// enter writes a manifest whose packs are all on the disk, and pinned.
+func (s *Store) enter(raw []byte, h header, durable bool) (Info, error) {
+	if durable {
+		if err := s.fs.put(s.path(stored, h.ID), nil); err != nil {
+			return Info{}, err
+		}
+	}
+	if err := s.fs.put(s.path(manifests, h.ID), raw); err != nil {
+		return Info{}, errors.Join(err, s.fs.remove(s.path(stored, h.ID)))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addLocked(h, durable)
+	return s.entries[h.ID].info(), nil
+}
