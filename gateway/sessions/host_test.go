@@ -35,10 +35,19 @@ type fakeHost struct {
 	watchers map[chan hostlink.Notice]bool // each with room
 	events   http.HandlerFunc              // the stream of events
 	server   *httptest.Server
+
+	// Of operations, see operate_host_test.go.
+	name      string
+	targets   map[string]hostlink.Status // restored and held, by session
+	snapshots map[string]bool
+	durable   bool                     // whatever is captured reaches the blob store
+	full      bool                     // refuses restores
+	world     *world                   // nil: nobody looks
+	fault     func(step string) *fault // nil: none
 }
 
 func newFakeHost(t *testing.T) *fakeHost {
-	h := &fakeHost{running: map[string]hostlink.Status{}, tombs: map[string]hostlink.Tombstone{},
+	h := &fakeHost{name: "h1", targets: map[string]hostlink.Status{}, snapshots: map[string]bool{}, running: map[string]hostlink.Status{}, tombs: map[string]hostlink.Tombstone{},
 		settings: map[string]hostlink.Settings{}, watchers: map[chan hostlink.Notice]bool{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/sessions", h.acquire)
@@ -48,6 +57,7 @@ func newFakeHost(t *testing.T) *fakeHost {
 	mux.HandleFunc("POST /v1/acks", h.ack)
 	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", func(w http.ResponseWriter, r *http.Request) { h.events(w, r) })
 	mux.HandleFunc("GET /v1/watch", h.watch)
+	h.serveOperations(mux)
 	h.server = httptest.NewServer(mux)
 	t.Cleanup(func() {
 		h.server.CloseClientConnections()
@@ -64,9 +74,17 @@ func answer(w http.ResponseWriter, status int, v any) {
 func (h *fakeHost) inventory() hostlink.Inventory {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	inv := hostlink.Inventory{Host: "h1"}
-	for _, s := range h.running {
-		inv.Sessions = append(inv.Sessions, s)
+	inv := hostlink.Inventory{Host: h.name}
+	for _, machines := range []map[string]hostlink.Status{h.running, h.targets} {
+		for _, s := range machines {
+			inv.Sessions = append(inv.Sessions, s)
+		}
+	}
+	for id := range h.snapshots {
+		inv.Snapshots = append(inv.Snapshots, id)
+		if h.durable {
+			inv.Durable = append(inv.Durable, id)
+		}
 	}
 	for _, t := range h.tombs {
 		inv.Tombstones = append(inv.Tombstones, t)
@@ -121,7 +139,12 @@ func (h *fakeHost) end(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := hostlink.Tombstone{SessionID: r.PathValue("id"), Epoch: epoch, EndedAt: time.Now().UTC(), Reason: session.EndReason(r.FormValue("reason"))}
-	delete(h.running, t.SessionID)
+	if h.running[t.SessionID].Epoch <= epoch {
+		delete(h.running, t.SessionID)
+	}
+	if h.targets[t.SessionID].Epoch <= epoch {
+		delete(h.targets, t.SessionID)
+	}
 	h.tombs[t.SessionID] = t
 	answer(w, 200, t)
 }
@@ -144,8 +167,13 @@ func (h *fakeHost) watch(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
 	h.watchers[ch] = true
 	h.mu.Unlock()
+	ping := time.NewTicker(20 * time.Millisecond)
+	defer ping.Stop()
 	for enc := json.NewEncoder(w); ; {
 		select {
+		case <-ping.C:
+			_ = enc.Encode(hostlink.Notice{Ping: true})
+			w.(http.Flusher).Flush()
 		case n := <-ch:
 			_ = enc.Encode(n)
 			w.(http.Flusher).Flush()
@@ -175,8 +203,17 @@ type fakeHosts struct {
 	mu      sync.Mutex
 	hosts   map[string]*fakeHost
 	away    map[string]bool
+	class   map[string]string // CPU class by host
 	changed chan struct{}
 	secret  *trust.Secret
+	prefer  string // host with the most warm machines; empty: the longest name
+}
+
+func (f *fakeHosts) warm(name string) int {
+	if name == f.prefer {
+		return 100
+	}
+	return len(name)
 }
 
 func (f *fakeHosts) List() (out []placement.Host) {
@@ -184,7 +221,8 @@ func (f *fakeHosts) List() (out []placement.Host) {
 	defer f.mu.Unlock()
 	for name := range f.hosts {
 		if !f.away[name] {
-			out = append(out, placement.Host{Name: name, Region: "local", Driver: "fake", Free: 10, Warm: map[session.Kind]int{session.Browser: len(name)}})
+			out = append(out, placement.Host{Name: name, Region: "local", Driver: "fake", CPUClass: f.class[name], Addr: strings.TrimPrefix(f.hosts[name].server.URL, "http://"),
+				Free: 10, Warm: map[session.Kind]int{session.Browser: f.warm(name)}})
 		}
 	}
 	return out
@@ -267,9 +305,9 @@ func newRig(t *testing.T) *rig {
 	plan, _ := record.View().Plan("Free")
 	host := newFakeHost(t)
 	r := &rig{t: t, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
-		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, changed: make(chan struct{}), secret: trust.New()}}
+		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, changed: make(chan struct{}), secret: trust.New()}}
 	r.use = New(Config{PublicURL: "https://berth.example.com", Sizes: session.DefaultSizes, Prices: session.DefaultPrices,
-		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour}, record, r.hosts, slog.New(slog.DiscardHandler))
+		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour, Name: "g", OperationDeadline: 10 * time.Second}, record, r.hosts, slog.New(slog.DiscardHandler))
 	return r
 }
 

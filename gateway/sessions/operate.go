@@ -104,7 +104,7 @@ func calledOff(now session.Session, op session.Operation) error {
 // capture stops and captures the machine at the source.
 func (o *operation) capture() (session.Snapshot, error) {
 	o.remind(o.op.From)
-	order := hostlink.Capture{OpID: o.op.ID, Epoch: o.found.Epoch, SnapshotID: o.op.SnapshotID, Key: o.found.Key,
+	order := hostlink.Capture{OpID: o.op.ID, Kind: o.op.Kind, Epoch: o.found.Epoch, SnapshotID: o.op.SnapshotID, Key: o.found.Key,
 		Portable: o.op.Portable, Durable: o.s.cfg.PauseDurable && o.op.Kind == session.Pause, Deadline: o.op.Deadline}
 	if o.found.Snapshot != nil {
 		order.Previous = o.found.Snapshot.ID
@@ -131,7 +131,7 @@ func (o *operation) remind(host string) {
 func (o *operation) restore(snap session.Snapshot) error {
 	o.remind(o.op.To)
 	s := o.found
-	order := hostlink.Restore{OpID: o.op.ID, Snapshot: snap, Key: s.Key, From: o.address(snap.Host), Deadline: o.op.Deadline,
+	order := hostlink.Restore{OpID: o.op.ID, Kind: o.op.Kind, Snapshot: snap, Key: s.Key, From: o.address(snap.Host), Deadline: o.op.Deadline,
 		Acquire: hostlink.Acquire{SessionID: s.ID, ProjectID: s.ProjectID, Epoch: o.op.Epoch, Kind: s.Kind, Viewport: s.Viewport, Settings: settings(s)}}
 	if o.op.Kind == session.Resume { // the record sets it at the commit, and the host hears it then
 		order.Acquire.ExpiresAt = time.Now().UTC().Add(session.Remaining(s))
@@ -163,7 +163,7 @@ func ask[T any](o *operation, step, host string, order func(context.Context, *ho
 	if err := o.s.step(step); err != nil {
 		return answer, err
 	}
-	err = patiently(o.ctx, hostPatience, func() error {
+	err = patiently(o.ctx, o.s.pace.host, func() error {
 		c, err := o.s.hosts.Client(host)
 		if err == nil {
 			answer, err = order(o.ctx, c)
@@ -175,10 +175,6 @@ func ask[T any](o *operation, step, host string, order func(context.Context, *ho
 	}
 	return answer, err
 }
-
-// hostPatience is how long a host may be away that an operation needs: about a
-// restart of hostd. A session stands still meanwhile.
-const hostPatience = 5 * time.Second
 
 // patiently does something again while it is unavailable and patience lasts.
 func patiently(ctx context.Context, patience time.Duration, do func() error) error {

@@ -12,10 +12,7 @@ import (
 	"github.com/berth-dev/berth/shared/session"
 )
 
-const (
-	reconcileEvery = 10 * time.Second
-	rewatchMax     = 2 * time.Second
-)
+const rewatchMax = 2 * time.Second
 
 // Run keeps record and hosts in step until ctx ends: it follows every living
 // host's notices, compares inventories from time to time, and gives sessions
@@ -27,7 +24,7 @@ func (s *Service) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	hosts := map[string]*watched{}
-	tick := time.NewTicker(time.Second)
+	tick := time.NewTicker(s.pace.look)
 	defer tick.Stop()
 	for {
 		changed := s.hosts.Changed()
@@ -136,7 +133,7 @@ func (s *Service) follow(ctx context.Context, host string) {
 // listen handles one connection's notices.
 func (s *Service) listen(ctx context.Context, host string, c *hostlink.Client, alive func()) error {
 	dialled := time.Now()
-	next := dialled.Add(reconcileEvery)
+	next := dialled.Add(s.pace.reconcile)
 	for n, err := range c.Watch(ctx) {
 		if err != nil {
 			return err
@@ -151,7 +148,7 @@ func (s *Service) listen(ctx context.Context, host string, c *hostlink.Client, a
 			s.compare(ctx, host, c, *n.Inventory, dialled)
 		case n.Ping && time.Now().After(next):
 			asked := time.Now()
-			next = asked.Add(reconcileEvery)
+			next = asked.Add(s.pace.reconcile)
 			inv, err := c.Inventory(ctx)
 			if err != nil {
 				return err

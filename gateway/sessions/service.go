@@ -57,15 +57,26 @@ type Service struct {
 	run      string             // names this run of the gateway in operations
 	resuming singleflight.Group // by session
 	after    tasks              // work that goes on behind answers
+	pace     pace
 	onStep   func(string) error // tests: where the gateway dies
 }
+
+// pace is how long things are waited for; tests are more hasty.
+type pace struct {
+	look      time.Duration // between looks at what is overdue
+	reconcile time.Duration // between inventories
+	host      time.Duration // how long a host may be away that an operation needs: about a restart of hostd
+	tell      time.Duration // for a host to take a verdict
+}
+
+var usualPace = pace{look: time.Second, reconcile: 10 * time.Second, host: 5 * time.Second, tell: endTime}
 
 // runMark parts a gateway's name from what tells its runs apart.
 const runMark = "#"
 
 // New makes the use cases over the record and the hosts.
 func New(cfg Config, record *placement.Record, hosts Hosts, log *slog.Logger) *Service {
-	return &Service{cfg: cfg, record: record, hosts: hosts, log: log, run: cfg.Name + runMark + rand.Text()}
+	return &Service{cfg: cfg, record: record, hosts: hosts, log: log, run: cfg.Name + runMark + rand.Text(), pace: usualPace}
 }
 
 // find gives a session of the caller's project. Another project's is as

@@ -123,11 +123,11 @@ func (s *Service) tellAborted(ctx context.Context, id string, op session.Operati
 // tell gives a host the verdict. What it cannot be told now it hears when it
 // is reconciled.
 func (s *Service) tell(ctx context.Context, host, id string, v hostlink.Verdict) {
-	ctx, cancel := context.WithTimeout(ctx, endTime)
+	ctx, cancel := context.WithTimeout(ctx, s.pace.tell)
 	defer cancel()
 	err := s.step("verdict " + host)
 	if err == nil {
-		err = patiently(ctx, hostPatience, func() error {
+		err = patiently(ctx, s.pace.host, func() error {
 			c, err := s.hosts.Client(host)
 			if err == nil {
 				err = c.Verdict(ctx, id, v)
