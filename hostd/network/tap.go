@@ -5,78 +5,21 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/shared/agentlink"
 )
 
-// tapFlags are how the tap device is made and opened: Ethernet frames, each
-// after a virtio_net_hdr.
+// tapFlags are how the tap device is made, and how a driver opens it for its
+// machine: Ethernet frames, each after a virtio_net_hdr.
 const tapFlags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 
-// OpenTap opens the guest's end of a slot's tap device, for a driver to hand
-// to its machine: what is written to the file arrives at the slot as if from
-// the guest's network card. It has one end, so a second call fails with EBUSY
-// until the first file and all its copies are closed. It needs no Network: the
-// slot's namespace says everything. The slot must have been made with
-// Config.Tap.
-func OpenTap(slot machine.Slot) (*os.File, error) {
-	ns, err := os.Open(slot.NetNS)
-	if err != nil {
-		return nil, fmt.Errorf("open tap: %w", err)
-	}
-	defer ns.Close()
-	type result struct {
-		file *os.File
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- result{nil, fmt.Errorf("enter %s: %w", slot.NetNS, err)}
-			return
-		}
-		f, err := attachTap(agentlink.TapName)
-		done <- result{f, err}
-	}()
-	r := <-done
-	if r.err != nil {
-		return nil, fmt.Errorf("open tap of %s: %w", slot.Name, r.err)
-	}
-	return r.file, nil
-}
-
-// attachTap opens the device of that name in the thread's namespace, which has
-// to exist: TUNSETIFF would make another.
-func attachTap(name string) (*os.File, error) {
-	if _, err := net.InterfaceByName(name); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("/dev/net/tun: %w", err)
-	}
-	request, err := unix.NewIfreq(name)
-	if err == nil {
-		request.SetUint16(tapFlags)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
-	}
-	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("attach to %s: %w", name, err)
-	}
-	return os.NewFile(uintptr(fd), "tap"), nil
-}
-
 // tap makes the device that a machine with a kernel of its own is behind, in
-// the namespace that the thread is in. There is no ARP on it, so the guest can
-// claim no address; the neighbour entry is permanent.
+// the namespace that the thread is in. It stays when no machine has it open, and
+// one at a time may. There is no ARP on it, so the guest can claim no address;
+// the neighbour entry is permanent.
 func tap() error {
 	mac, err := net.ParseMAC(agentlink.TapMAC)
 	if err != nil {
