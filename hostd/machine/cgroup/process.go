@@ -72,3 +72,20 @@ func (p *Process) Pid() int { return p.pid }
 
 // Close lets go of the process; a Wait returns false.
 func (p *Process) Close() error { return p.fd.Close() }
+
+// Pinned is a child of this process, with the pidfd of its start.
+func Pinned(pid, pidfd int) *Process {
+	_ = unix.SetNonblock(pidfd, true) // for the runtime's poller
+	return &Process{pid: pid, fd: os.NewFile(uintptr(pidfd), "pidfd")}
+}
+
+// Kill ends the process; it may have ended already.
+func (p *Process) Kill() error {
+	raw, err := p.fd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) {
+		_ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) // ESRCH: ended
+	})
+}

@@ -1,0 +1,96 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Names of the two lowest disk nodes, which all machines of a template share.
+const (
+	baseNode = "base" // the guest image
+	topNode  = "top"  // what the template's boot wrote over it
+)
+
+func layerFile(name string) string { return name + ".qcow2" }
+
+// emptyImage makes an empty image of a size, whose header names no other file.
+// qemu-img runs once a size; what it made is copied from then on.
+func (s store) emptyImage(ctx context.Context, qemuImg string, size int64) (string, error) {
+	path := filepath.Join(s.dir, "empty", fmt.Sprintf("%d.qcow2", size))
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return "", err
+	}
+	half := filepath.Join(filepath.Dir(path), newID()+".tmp")
+	defer os.Remove(half)
+	out, err := exec.CommandContext(ctx, qemuImg, "create", "-q", "-f", "qcow2", "-o", "compat=1.1,lazy_refcounts=on", half, fmt.Sprint(size)).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("qemu-img: %w: %s (apt-get install qemu-utils)", err, strings.TrimSpace(string(out)))
+	}
+	return path, os.Rename(half, path)
+}
+
+// newLayer makes an empty layer's file in a machine's folder, open.
+func (d *Driver) newLayer(ctx context.Context, dir, name string, size int64) (*os.File, error) {
+	from, err := d.store.emptyImage(ctx, d.qemuImg(), size)
+	if err != nil {
+		return nil, err
+	}
+	empty, err := os.Open(from)
+	if err != nil {
+		return nil, err
+	}
+	defer empty.Close()
+	f, err := os.OpenFile(filepath.Join(dir, layerFile(name)), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := copyBlocks(f, empty); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (d *Driver) qemuImg() string { return filepath.Join(filepath.Dir(d.qemu), "qemu-img") }
+
+// AddLayer puts a new disk layer on top while the machine runs.
+func (m *vm) AddLayer(ctx context.Context) error {
+	return m.change(ctx, "add a disk layer to", func(q *monitor) error { return m.addLayer(ctx, q) })
+}
+
+// addLayer has QEMU write into a new layer from now on. The caller holds mu.
+func (m *vm) addLayer(ctx context.Context, q *monitor) error {
+	name, below := newLayerName(), m.state.Layers[len(m.state.Layers)-1]
+	f, err := m.driver.newLayer(ctx, m.dir(), name, m.template.meta.Disk)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	set, err := q.addFile(ctx, f)
+	if err != nil {
+		return err
+	}
+	node := image("qcow2", name, fdset(set), true)
+	// It gets what is below when it becomes the top.
+	err = q.do(ctx, "blockdev-add", struct {
+		blockImage
+		Backing *string `json:"backing"`
+	}{node, nil}, nil)
+	if err != nil {
+		return err
+	}
+	if err := q.do(ctx, "blockdev-snapshot", map[string]string{"node": below, "overlay": name}, nil); err != nil {
+		return err
+	}
+	s := m.state
+	s.Layers = append(append([]string(nil), s.Layers...), name)
+	s.Captured = false
+	return m.put(s)
+}

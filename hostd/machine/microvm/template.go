@@ -1,0 +1,141 @@
+package microvm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/berth-dev/berth/hostd/machine"
+)
+
+// template is a captured pristine machine, loaded: machines start from it.
+// Immutable.
+type template struct {
+	hash   string
+	meta   meta
+	holder holder
+	device string // path
+	base   *os.File
+	top    *os.File
+}
+
+// files closes all but the memory.
+func (t *template) files() error {
+	var errs []error
+	for _, f := range []*os.File{t.base, t.top} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (t *template) close() error { return errors.Join(t.files(), t.holder.close()) }
+
+// Template is the content hash of the template that machines of a spec start
+// from on this host. It makes the template where there is none: that boots a
+// guest, which takes a second with KVM and a minute with emulation.
+func (d *Driver) Template(ctx context.Context, spec machine.Spec) (string, error) {
+	t, err := d.templateFor(ctx, spec)
+	if err != nil {
+		return "", fmt.Errorf("template: %w", err)
+	}
+	return t.hash, nil
+}
+
+// templateFor is the template that a spec names, or else the one that its kind
+// and size are made by here.
+func (d *Driver) templateFor(ctx context.Context, spec machine.Spec) (*template, error) {
+	if validHash.MatchString(spec.Template) {
+		return d.open(ctx, spec.Template)
+	}
+	recipe, err := d.recipe(spec)
+	if err != nil {
+		return nil, err
+	}
+	d.building.Lock()
+	hash := d.store.index(recipe)
+	if hash == "" {
+		hash, err = d.build(ctx, spec, recipe)
+	}
+	d.building.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return d.open(ctx, hash)
+}
+
+// recipe is the hash of all that a template is made by.
+func (d *Driver) recipe(spec machine.Spec) (string, error) {
+	h := sha256.New()
+	fmt.Fprintf(h, "%d %s %s %d %d %d %d\n", metaVersion, d.class, spec.Kind, spec.Size.VCPU, spec.Size.GiB, spec.DiskBytes, spec.Pids)
+	for _, path := range []string{d.bootFile("vmlinuz"), d.bootFile("initrd"), d.bootFile("disk.ext4"), d.agentFile()} {
+		p, err := d.store.sum(path)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintln(h, p.Hash)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+func (d *Driver) agentFile() string { return filepath.Join(d.cfg.AgentLayer, agentPath) }
+
+// open loads a template, once: every file is read and has to have its hash.
+func (d *Driver) open(ctx context.Context, hash string) (*template, error) {
+	d.building.Lock()
+	defer d.building.Unlock()
+	d.mu.Lock()
+	t := d.templates[hash]
+	d.mu.Unlock()
+	if t != nil {
+		return t, nil
+	}
+	t, err := d.load(ctx, hash)
+	if err != nil {
+		return nil, fmt.Errorf("template %.12s: %w", hash, err)
+	}
+	d.mu.Lock()
+	d.templates[hash] = t
+	d.mu.Unlock()
+	return t, nil
+}
+
+func (d *Driver) load(ctx context.Context, hash string) (_ *template, err error) {
+	t := &template{hash: hash, device: d.store.path(hash, "device")}
+	if t.meta, err = d.store.read(hash); err != nil {
+		return nil, err
+	}
+	if t.meta.CPUClass != d.class {
+		return nil, fmt.Errorf("it is for %q, this host has %q", t.meta.CPUClass, d.class)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.files())
+		}
+	}()
+	for _, c := range t.meta.contents() {
+		if c.name == "ram" {
+			continue // its loader checks it
+		}
+		got, err := d.store.sum(d.store.path(hash, c.name))
+		if err != nil {
+			return nil, err
+		}
+		if got != c.part {
+			return nil, fmt.Errorf("%s is damaged: hash %.12s, want %.12s", c.name, got.Hash, c.part.Hash)
+		}
+	}
+	if t.base, err = os.Open(d.store.path(hash, "base")); err != nil {
+		return nil, err
+	}
+	if t.top, err = os.Open(d.store.path(hash, "top.qcow2")); err != nil {
+		return nil, err
+	}
+	t.holder, err = d.hold(ctx, hash, t.meta.RAM)
+	return t, err
+}
