@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -23,11 +24,6 @@ const (
 	maxFiles  = 1 << 20
 	softFiles = 65536
 )
-
-// pidsVariable is how the driver says how many processes each user of the
-// machine may have: on the kernel's command line, which passes what it does not
-// know to process 1 as its environment.
-const pidsVariable = "BERTH_PIDS"
 
 // sysctls of the machine: what a container gets from its slot.
 var sysctls = [][2]string{
@@ -51,7 +47,7 @@ func settle() error {
 			return err
 		}
 	}
-	return limit(os.Getenv(pidsVariable))
+	return limit()
 }
 
 // files are the machine's own. A machine that starts from a template gets
@@ -69,23 +65,39 @@ func sysctl(name, value string) error {
 	return os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0o644)
 }
 
-// limit sets what the agent and all it starts inherit. pids may be empty.
-func limit(pids string) error {
-	limits := map[int]syscall.Rlimit{
-		syscall.RLIMIT_NOFILE: {Cur: softFiles, Max: maxFiles},
-		syscall.RLIMIT_CORE:   {},
+// limit sets what the agent and all it starts inherit.
+func limit() error {
+	text, err := os.ReadFile("/proc/sys/kernel/threads-max")
+	if err != nil {
+		return err
 	}
-	if pids != "" {
-		n, err := strconv.ParseUint(pids, 10, 32)
-		if err != nil || n == 0 {
-			return fmt.Errorf("%s=%s on the kernel's command line: want a number", pidsVariable, pids)
-		}
-		limits[unix.RLIMIT_NPROC] = syscall.Rlimit{Cur: n, Max: n}
+	threads, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+	if err != nil {
+		return fmt.Errorf("threads-max: %w", err)
 	}
-	for resource, l := range limits {
+	var now unix.Sysinfo_t
+	if err := unix.Sysinfo(&now); err != nil {
+		return err
+	}
+	for resource, l := range limits(threads, uint64(now.Procs)) {
 		if err := syscall.Setrlimit(resource, &l); err != nil {
 			return fmt.Errorf("limit %d: %w", resource, err)
 		}
 	}
 	return nil
+}
+
+// limits of a machine that may have so many threads (the driver says that on
+// the kernel's command line) and has some now, the kernel's own. Each user may
+// have fewer than the rest: a Go program that cannot make a thread dies, so a
+// fork bomb would end the agent and with it the machine. Root inside can still
+// use them up.
+func limits(threads, now uint64) map[int]syscall.Rlimit {
+	each := threads - min(now, threads)
+	each -= min(64, each/4)
+	return map[int]syscall.Rlimit{
+		syscall.RLIMIT_NOFILE: {Cur: softFiles, Max: maxFiles},
+		syscall.RLIMIT_CORE:   {},
+		unix.RLIMIT_NPROC:     {Cur: each, Max: each},
+	}
 }
