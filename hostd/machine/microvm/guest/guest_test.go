@@ -137,7 +137,7 @@ func TestNetworkTexts(t *testing.T) {
 		}
 	}
 	cmd := exec.Command("unshare", "--net", "sh", "-ec", `
-ip link add eth0 type dummy
+ip tuntap add dev eth0 mode tap
 nft -f rules
 ip -batch links
 ip -4 -o addr show dev eth0
