@@ -98,17 +98,24 @@ func newPageWriter(to *packWriter, slot byte, told func(record) error) *pageWrit
 
 func (w *pageWriter) add(p machine.Page, old record) error {
 	if w.cur == nil {
-		w.cur = newBatch()
-		if n := len(w.free); n > 0 {
-			w.cur, w.free = w.free[n-1], w.free[:n-1]
-			w.cur.reset()
-		}
+		w.cur = w.blank()
 	}
 	w.cur.add(p, old)
 	if len(w.cur.index) < chunkPages {
 		return nil
 	}
 	return w.push()
+}
+
+func (w *pageWriter) blank() *batch {
+	n := len(w.free)
+	if n == 0 {
+		return newBatch()
+	}
+	b := w.free[n-1]
+	w.free = w.free[:n-1]
+	b.reset()
+	return b
 }
 
 func (w *pageWriter) push() error {

@@ -39,6 +39,7 @@ type tableReader struct {
 	close func() error
 	last  uint64
 	count int64
+	hash  pageHash // of the record being read; here so that it is not allocated each time
 }
 
 func newTableReader(s io.ReadCloser) *tableReader {
@@ -62,9 +63,10 @@ func (t *tableReader) next() (r record, err error) {
 		return r, tableError(err)
 	}
 	if r.slot != zeroSlot {
-		if _, err := io.ReadFull(t.from, r.hash[:]); err != nil {
+		if _, err := io.ReadFull(t.from, t.hash[:]); err != nil {
 			return r, tableError(err)
 		}
+		r.hash = t.hash
 	}
 	t.last = r.index
 	t.count++
