@@ -5,7 +5,9 @@
 //	 │                   │ DevTools listening on ws://127.0.0.1:…
 //	 └── attach ─────▶ control         (control.go: one CDP connection of our own)
 //	                     ├── pages.go     a default context always has a page
-//	                     └── viewport.go  windows as large as the session asked
+//	                     ├── viewport.go  windows as large as the session asked
+//	                     ├── state.go     what a portable capture takes, restore.go what it gives
+//	                     └── renew.go     nothing random in common with a clone
 //
 // Clients never share the control connection: package cdp gives each its own.
 package browser
@@ -19,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/session"
 )
@@ -48,6 +51,8 @@ type Config struct {
 	Groups    []int    // supplementary groups
 	NoSandbox bool     // Chrome's own sandbox off (tests that run as root)
 	Flags     []string // further flags, for tests
+	// Freezer makes Chrome stand still; nil: never.
+	Freezer *freeze.Freezer
 
 	// Event reports what the customer should know (level "warn" or "error").
 	// It must not block.
@@ -67,10 +72,13 @@ type Browser struct {
 	cfg Config
 	log *slog.Logger
 
+	replacing chan replacement // from Replace to once
+
 	mu       sync.Mutex // guards what follows
 	current  *chrome    // nil while none is usable
 	changed  chan struct{}
 	viewport session.Viewport
+	prepared *prepared // a state whose pages are still to be opened
 	failed   string
 	note     string
 }
@@ -80,7 +88,7 @@ func New(cfg Config, log *slog.Logger) *Browser {
 	if cfg.Event == nil {
 		cfg.Event = func(string, string) {}
 	}
-	return &Browser{cfg: cfg, log: log, viewport: DefaultViewport, changed: make(chan struct{})}
+	return &Browser{cfg: cfg, log: log, viewport: DefaultViewport, changed: make(chan struct{}), replacing: make(chan replacement)}
 }
 
 // Run keeps a Chrome running until ctx ends, then kills it and whatever it
@@ -98,6 +106,9 @@ func (b *Browser) Run(ctx context.Context) error {
 		died, err := b.once(ctx)
 		if ctx.Err() != nil {
 			return nil
+		}
+		if errors.Is(err, errReplaced) {
+			continue
 		}
 		if time.Since(began) > steadyAfter {
 			backoff = minBackoff
@@ -136,6 +147,11 @@ func (b *Browser) once(ctx context.Context) (died bool, err error) {
 		return true, ctx.Err()
 	case <-c.gone:
 		return true, c.cause()
+	case r := <-b.replacing:
+		b.publish(nil)
+		c.stop()
+		r.done <- r.between()
+		return false, errReplaced
 	}
 }
 

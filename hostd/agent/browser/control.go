@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/shared/session"
 	"github.com/go-rod/rod/lib/cdp"
 	"github.com/go-rod/rod/lib/proto"
@@ -28,7 +29,10 @@ type chrome struct {
 	path   string
 	gone   chan struct{} // closed when the process ended or our connection broke
 	done   sync.WaitGroup
+	ending sync.Mutex
+	over   bool // guarded by ending: nothing joins done any more
 	pages  *pages
+	tabs   tabs
 
 	wanted   func() session.Viewport // the session's, now
 	launched session.Viewport        // what windows of this Chrome are born with
@@ -37,7 +41,7 @@ type chrome struct {
 
 // start launches a Chrome and waits until it shows its page at the right size.
 func (b *Browser) start(ctx context.Context) (_ *chrome, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := b.cfg.Freezer.WithTimeout(ctx, freeze.Browser, startTimeout, context.DeadlineExceeded)
 	defer cancel()
 	if err := b.cfg.prepare(); err != nil {
 		return nil, fmt.Errorf("start chrome: %w", err)
@@ -137,7 +141,12 @@ func (c *chrome) callOn(ctx context.Context, sessionID string, req request, out 
 // follow reads the control connection's events until it breaks. rod's client
 // stalls when events are not taken, so nothing here may wait for an answer.
 func (c *chrome) follow() {
-	defer close(c.gone)
+	defer func() {
+		c.ending.Lock()
+		c.over = true
+		c.ending.Unlock()
+		close(c.gone)
+	}()
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -155,8 +164,21 @@ func (c *chrome) follow() {
 			if json.Unmarshal(e.Params, &p) == nil && c.pages.remove(p.TargetID) {
 				work.Go(func() { c.openPage(ctx) })
 			}
+		default:
+			c.tabs.hear(e)
 		}
 	}
+}
+
+// background runs f beside this Chrome unless it has died; what f waits for must
+// end with gone.
+func (c *chrome) background(f func()) bool {
+	c.ending.Lock()
+	defer c.ending.Unlock()
+	if !c.over {
+		c.done.Go(f)
+	}
+	return !c.over
 }
 
 // prepare makes the profile with Berth's preferences and the folders Chrome
@@ -215,12 +237,17 @@ func (c Config) own(path string) error {
 	if c.UID == 0 {
 		return nil
 	}
-	gid := c.GID
-	if len(c.Groups) > 0 {
-		gid = c.Groups[0]
-	}
-	if err := os.Lchown(path, c.UID, gid); err != nil {
+	uid, gid := c.owner()
+	if err := os.Lchown(path, uid, gid); err != nil {
 		return fmt.Errorf("folder of chrome: %w", err)
 	}
 	return nil
+}
+
+// owner is whom Chrome's files belong to.
+func (c Config) owner() (uid, gid int) {
+	if len(c.Groups) > 0 {
+		return c.UID, c.Groups[0]
+	}
+	return c.UID, c.GID
 }

@@ -2,6 +2,7 @@ package browser
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/go-rod/rod/lib/proto"
@@ -29,6 +30,7 @@ type pages struct {
 	mu       sync.Mutex // guards all but first
 	contexts map[proto.TargetTargetID]proto.BrowserBrowserContextID
 	open     map[proto.BrowserBrowserContextID]int // pages of each context
+	order    []proto.TargetTargetID                // of their opening
 	// root is the default context: the one of the page Chrome opened itself.
 	root  proto.BrowserBrowserContextID
 	first chan proto.TargetTargetID
@@ -53,6 +55,7 @@ func (p *pages) add(t *proto.TargetTargetInfo) {
 		p.first <- t.TargetID // holds one, sent once
 	}
 	p.contexts[t.TargetID] = t.BrowserContextID
+	p.order = append(p.order, t.TargetID)
 	p.open[t.BrowserContextID]++
 }
 
@@ -65,6 +68,7 @@ func (p *pages) remove(id proto.TargetTargetID) bool {
 		return false
 	}
 	delete(p.contexts, id)
+	p.order = slices.DeleteFunc(p.order, func(o proto.TargetTargetID) bool { return o == id })
 	p.open[context]--
 	if p.open[context] > 0 {
 		return false
@@ -83,11 +87,19 @@ func (p *pages) has(id proto.TargetTargetID) bool {
 func (p *pages) ids() []proto.TargetTargetID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make([]proto.TargetTargetID, 0, len(p.contexts))
-	for id := range p.contexts {
-		all = append(all, id)
+	return slices.Clone(p.order)
+}
+
+// ofDefault are the pages of the default context, in the order of their opening.
+func (p *pages) ofDefault() (list []proto.TargetTargetID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range p.order {
+		if p.contexts[id] == p.root {
+			list = append(list, id)
+		}
 	}
-	return all
+	return list
 }
 
 // openPage opens an empty page in the default context, which clients such as

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 )
 
 // errNoSandbox: this kernel or container does not let Chrome make the user
@@ -39,7 +41,7 @@ func launch(ctx context.Context, cfg Config, args []string, log *slog.Logger) (*
 		return nil, "", fmt.Errorf("launch: %w", err)
 	}
 	cmd.Stderr = w
-	err = cmd.Start()
+	err = cfg.start(ctx, cmd)
 	_ = w.Close()
 	if err != nil {
 		_ = stderr.Close()
@@ -75,6 +77,16 @@ func launch(ctx context.Context, cfg Config, args []string, log *slog.Logger) (*
 		p.kill()
 		return nil, "", fmt.Errorf("launch: %w", context.Cause(ctx))
 	}
+}
+
+// start starts Chrome once it need not stand still.
+func (c Config) start(ctx context.Context, cmd *exec.Cmd) error {
+	leave, err := c.Freezer.Enter(ctx, freeze.Browser)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return c.Freezer.Start(freeze.Browser, cmd)
 }
 
 var errEnded = errors.New("process ended")
