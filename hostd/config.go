@@ -43,6 +43,8 @@ type serveCmd struct {
 	Listen        string        `help:"Address for gateways, loopback only." default:"127.0.0.1:7201" env:"BERTH_HOSTD_LISTEN" placeholder:"ADDR"`
 	GossipAddr    string        `help:"Address for gossip, loopback only." default:"127.0.0.1:7202" env:"BERTH_HOSTD_GOSSIP_ADDR" placeholder:"ADDR"`
 	Join          []string      `help:"Gossip addresses of members to find the cluster by." default:"127.0.0.1:7102" env:"BERTH_JOIN" placeholder:"ADDR"`
+	Snapshots     string        `help:"Folder for captures of sessions. Default: snapshots below --home." env:"BERTH_SNAPSHOTS" placeholder:"DIR"`
+	BlobURL       string        `name:"blob-url" help:"Blob store that paused sessions are brought to, so that they outlive this host: an absolute folder or s3://BUCKET?region=R; the same for all hosts. Default: none." env:"BERTH_BLOB_URL" placeholder:"URL"`
 	ClusterSecret string        `help:"File with the cluster's secret; made when missing." default:"/var/lib/berth/cluster.secret" env:"BERTH_CLUSTER_SECRET" placeholder:"FILE"`
 	Sizes         session.Sizes `help:"Machines by kind, vCPUs times GiB of memory: what their limits are. Give the gateway the same." default:"browser=1x2,shell=1x1,both=1x3" env:"BERTH_SIZES" placeholder:"KIND=CxG,..."`
 	Pool          string        `help:"Machines of each kind kept ready." default:"browser=4,shell=2,both=2" env:"BERTH_POOL" placeholder:"KIND=N,..."`
@@ -65,6 +67,9 @@ func (c hostConfig) allow() ([]netip.Prefix, error) {
 	}
 	return p, nil
 }
+
+// recipe names what machines are made from; its parts are named by their content.
+func (c hostConfig) recipe() string { return c.ImageBase + " " + c.AgentLayer }
 
 // complete fills in what depends on the computer.
 func (c *serveCmd) complete() error {
@@ -90,6 +95,9 @@ func (c *serveCmd) complete() error {
 		return fmt.Errorf("--home: %w", err)
 	}
 	c.Home = abs
+	if c.Snapshots == "" {
+		c.Snapshots = filepath.Join(c.Home, "snapshots")
+	}
 	return c.check()
 }
 

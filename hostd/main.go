@@ -35,6 +35,7 @@ import (
 	"github.com/berth-dev/berth/shared/daemon"
 	"github.com/berth-dev/berth/shared/event"
 	"github.com/berth-dev/berth/shared/gossip"
+	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/store"
 	"github.com/berth-dev/berth/shared/trust"
 )
@@ -57,6 +58,8 @@ type host struct {
 	secret  *trust.Secret
 	state   *store.DB // sessions, machines, tombstones
 	events  *store.DB // event logs
+	snaps   snapshots
+	tmpl    *pool.Templates // nil with a driver that keeps no memory
 	book    *book.Book
 	logs    *eventlog.Log
 	driver  machine.Driver
@@ -101,6 +104,9 @@ func (h *host) open(ctx context.Context) (err error) {
 		return err
 	}
 	h.book, h.logs = book.New(h.state), eventlog.New(h.events)
+	if h.snaps, err = openSnapshots(ctx, h.cfg.Snapshots, h.cfg.BlobURL, h.log); err != nil {
+		return err
+	}
 	if err := h.openMachines(ctx); err != nil {
 		return err
 	}
@@ -109,7 +115,7 @@ func (h *host) open(ctx context.Context) (err error) {
 	// "full" would make a cluster of one refuse it.
 	h.members, err = gossip.Join(gossip.Config{Name: h.cfg.Name, Bind: h.cfg.GossipAddr, Join: h.cfg.Join,
 		Key: h.secret.Key("gossip"), Log: h.log,
-		Meta: gossip.Meta{Role: gossip.Hostd, Region: h.cfg.Region, Addr: h.cfg.Listen, Driver: h.driver.Name(), Free: h.cfg.MaxMachines}})
+		Meta: gossip.Meta{Role: gossip.Hostd, Region: h.cfg.Region, Addr: h.cfg.Listen, Driver: h.driver.Name(), CPUClass: h.cpuClass(), Free: h.cfg.MaxMachines}})
 	if err != nil {
 		return err
 	}
@@ -162,15 +168,21 @@ func (h *host) openSessions(ctx context.Context) error {
 	if err := h.sweepMachines(ctx); err != nil {
 		h.log.Warn("not every machine that an earlier hostd left could be removed", "error", err)
 	}
+	makeSlot := func(ctx context.Context) (pool.Slot, error) { return slotOf(h.net.Make(ctx)) }
+	keeper, _ := h.driver.(machine.Keeper)
+	if keeper != nil {
+		h.tmpl = pool.NewTemplates(keeper, makeSlot)
+	}
 	boot := pool.Bootstrap{Driver: h.driver, Persist: h.book.PutMachine, Forget: h.book.DeleteMachine,
 		Sizes: h.cfg.Sizes, Disk: h.cfg.DiskGiB << 30, Pids: h.cfg.Pids, Deadline: h.cfg.BootDeadline,
-		Template: h.cfg.ImageBase + " " + h.cfg.AgentLayer, // both named by their content
-		MakeSlot: func(ctx context.Context) (pool.Slot, error) { return slotOf(h.net.Make(ctx)) },
+		Template: h.cfg.recipe(), Templates: h.tmpl, MakeSlot: makeSlot,
 		OpenSlot: func(ctx context.Context, s machine.Slot) (pool.Slot, error) { return slotOf(h.net.Adopt(ctx, s)) }}
 	h.pool = pool.New(pool.Config{Target: target, Minimum: minimum, Parallel: h.cfg.PoolParallel, Pace: h.cfg.PoolPace, Calm: h.cfg.PoolCalm,
 		MaxAge: h.cfg.PoolMaxAge, MaxTotal: h.cfg.MaxMachines}, boot.Boot, h.log)
-	h.set = hostsession.NewHost(h.cfg.Name, h.pool, h.book, h.logs, egressVia(h.members, h.cfg.Region, h.secret), h.log)
-	if err := h.set.Restore(ctx, boot.Revive, boot.Current); err != nil {
+	h.set = hostsession.NewHost(hostsession.Config{Name: h.cfg.Name, Pool: h.pool, Book: h.book, Events: h.logs, Snapshots: h.snaps,
+		Egress: egressVia(h.members, h.cfg.Region, h.secret), Keeper: keeper, Rebuild: boot.Restore, Log: h.log,
+		Peers: func(addr string) hostsession.Peer { return hostlink.NewClient(addr, h.secret) }})
+	if err := h.set.Adopt(ctx, boot.Revive, boot.Current); err != nil {
 		return err
 	}
 	// Only now: slots of machines that live are open here, and the sweep leaves
@@ -179,6 +191,14 @@ func (h *host) openSessions(ctx context.Context) error {
 		h.log.Warn("not every slot that an earlier hostd left could be removed", "error", err)
 	}
 	return nil
+}
+
+// cpuClass says which memories this host can go on with; empty for none.
+func (h *host) cpuClass() string {
+	if k, ok := h.driver.(machine.Keeper); ok {
+		return k.CPUClass()
+	}
+	return ""
 }
 
 // slot gives network.Slot the shape the pool wants.
@@ -282,11 +302,17 @@ func (h *host) close() error {
 	if h.members != nil {
 		errs = append(errs, h.members.Leave(time.Second))
 	}
+	if h.tmpl != nil {
+		h.tmpl.Close()
+	}
 	if h.net != nil {
 		errs = append(errs, h.net.Close())
 	}
 	if h.driver != nil {
 		errs = append(errs, h.driver.Close())
+	}
+	if h.snaps.Store != nil {
+		errs = append(errs, h.snaps.close())
 	}
 	for _, db := range []*store.DB{h.events, h.state} {
 		if db != nil {

@@ -1,5 +1,6 @@
 // Package book keeps, in one bbolt file, what must survive hostd: machines,
-// the sessions they were given to, and the tombstones of sessions that ended.
+// the sessions they were given to, the operations they stand still for, and
+// what became of sessions that went on or ended.
 package book
 
 import (
@@ -19,6 +20,9 @@ const (
 	sessions   = "sessions"
 	tombstones = "tombstones" // all that are remembered
 	unacked    = "unacked"    // those of them that the record has not taken in
+	targets    = "targets"    // sessions restored here that are not placed here yet
+	left       = "left"       // sessions that went on from here
+	verdicts   = "verdicts"   // by operation
 )
 
 // Book implements hostd/session.Book. All methods may be called at once.
@@ -69,6 +73,7 @@ func (b *Book) End(t hostlink.Tombstone, machineID string) error {
 			tx.Put(tombstones, t.SessionID, buried{Tombstone: t}),
 			tx.Put(unacked, t.SessionID, t),
 			tx.Delete(sessions, t.SessionID),
+			tx.Delete(left, t.SessionID),
 			tx.Delete(machines, machineID))
 	})
 }
@@ -108,27 +113,6 @@ func ack(tx *store.Tx, id string, now time.Time) error {
 	}
 	t.Acked = now.UTC()
 	return errors.Join(tx.Put(tombstones, id, t), tx.Delete(unacked, id))
-}
-
-// Forget removes tombstones that were acknowledged before a moment.
-func (b *Book) Forget(before time.Time) error {
-	return b.db.Update(func(tx *store.Tx) error {
-		var old []string
-		err := tx.Scan(tombstones, "", func(id string, raw json.RawMessage) error {
-			var t buried
-			if err := json.Unmarshal(raw, &t); err != nil {
-				return fmt.Errorf("tombstone %s: %w", id, err)
-			}
-			if !t.Acked.IsZero() && t.Acked.Before(before) {
-				old = append(old, id)
-			}
-			return nil
-		})
-		for _, id := range old {
-			err = errors.Join(err, tx.Delete(tombstones, id))
-		}
-		return err
-	})
 }
 
 func (b *Book) put(bucket, key string, v any) error {

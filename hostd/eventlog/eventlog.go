@@ -28,6 +28,7 @@ const (
 type head struct {
 	Notice uint64    `json:"notice"` // highest agent notice stored
 	Ended  time.Time `json:"ended"`  // zero while more may come
+	Gone   time.Time `json:"gone"`   // since then another host goes on with the log; zero: it is here
 }
 
 // Log is all logs of this host. All methods may be called at once.
@@ -74,7 +75,7 @@ func (l *Log) append(sessionID string, notice uint64, e event.Event, last bool) 
 		if _, err := tx.Get(heads, sessionID, &h); err != nil {
 			return err
 		}
-		if notice != 0 && notice <= h.Notice || !h.Ended.IsZero() {
+		if notice != 0 && notice <= h.Notice || !h.Ended.IsZero() || !h.Gone.IsZero() {
 			return nil
 		}
 		h.Notice = max(h.Notice, notice)
@@ -130,7 +131,7 @@ func (l *Log) head(sessionID string) (h head, found bool) {
 func (l *Log) Unfinished() (ids []string, err error) {
 	err = l.db.View(func(tx *store.Tx) error {
 		return scan(tx, func(id string, h head) {
-			if h.Ended.IsZero() {
+			if h.Ended.IsZero() && h.Gone.IsZero() {
 				ids = append(ids, id)
 			}
 		})
@@ -150,12 +151,13 @@ func scan(tx *store.Tx, each func(id string, h head)) error {
 	})
 }
 
-// Forget removes the logs of sessions that ended before a moment.
+// Forget removes the logs of sessions that ended before a moment, and the marks
+// of those that left before it.
 func (l *Log) Forget(before time.Time) error {
 	return l.db.Update(func(tx *store.Tx) error {
 		var old []string
 		err := scan(tx, func(id string, h head) {
-			if !h.Ended.IsZero() && h.Ended.Before(before) {
+			if over := latest(h.Ended, h.Gone); !over.IsZero() && over.Before(before) {
 				old = append(old, id)
 			}
 		})
@@ -171,12 +173,26 @@ func (l *Log) Forget(before time.Time) error {
 	})
 }
 
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // Page reads up to limit events after a seq (1 to event.MaxPage); types empty
 // means all.
 func (l *Log) Page(sessionID string, after uint64, types []event.Type, limit int) (hostlink.EventPage, error) {
 	limit = min(max(limit, 1), event.MaxPage)
 	page := hostlink.EventPage{Data: []event.Event{}, NextAfter: after}
 	err := l.db.View(func(tx *store.Tx) error {
+		var h head
+		if _, err := tx.Get(heads, sessionID, &h); err != nil {
+			return err
+		}
+		if !h.Gone.IsZero() {
+			return errGone
+		}
 		return tx.After(logs+"/"+sessionID, after, func(seq uint64, raw json.RawMessage) (bool, error) {
 			var e event.Event
 			if err := json.Unmarshal(raw, &e); err != nil {
@@ -195,11 +211,11 @@ func (l *Log) Page(sessionID string, after uint64, types []event.Type, limit int
 // Follow yields events after a seq as they come, hostlink.FromNow for those
 // still to come, and a zero Event after a while without any. It ends after the
 // last event of an ended session, and at once for a session without a log; an
-// error, ctx's too, says that there may be more.
+// error, ctx's too, says that there may be more, perhaps on another host.
 func (l *Log) Follow(ctx context.Context, sessionID string, after uint64, types []event.Type) iter.Seq2[event.Event, error] {
 	return func(yield func(event.Event, error) bool) {
 		defer l.follow(sessionID)()
-		after := min(after, l.last(sessionID)) // FromNow, and what was never reached
+		after := min(after, l.Last(sessionID)) // FromNow, and what was never reached
 		for {
 			changed := l.changed(sessionID) // before the look, so that nothing falls between
 			h, found := l.head(sessionID)
@@ -246,7 +262,8 @@ func pause(ctx context.Context, changed <-chan struct{}) bool {
 	return false
 }
 
-func (l *Log) last(sessionID string) (seq uint64) {
+// Last is the highest seq ever given in a session's log here, 0 for none.
+func (l *Log) Last(sessionID string) (seq uint64) {
 	_ = l.db.View(func(tx *store.Tx) error {
 		seq = tx.Last(logs + "/" + sessionID)
 		return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-dev/berth/hostd/control"
 	"github.com/berth-dev/berth/hostd/machine"
+	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -23,8 +24,11 @@ type Bootstrap struct {
 	Sizes    session.Sizes
 	Disk     int64         // bytes a machine may write
 	Pids     int           // processes and threads a machine may have
-	Template string        // see machine.Spec
+	Template string        // the recipe, see machine.Spec
 	Deadline time.Duration // a machine not ready by then is given up
+	// Templates builds what a machine.Keeper starts machines from; nil with a
+	// driver that is none.
+	Templates *Templates
 }
 
 // spec is what a machine of a kind is made from today.
@@ -40,28 +44,87 @@ func (b Bootstrap) Current(s machine.Spec) bool {
 }
 
 // Boot makes a machine of a kind and returns it ready, or leaves nothing.
-func (b Bootstrap) Boot(ctx context.Context, kind session.Kind) (_ *Guest, err error) {
+func (b Bootstrap) Boot(ctx context.Context, kind session.Kind) (*Guest, error) {
+	if b.Templates != nil { // minutes, once: not part of the machine's own deadline
+		if err := b.Templates.Ready(ctx, b.spec(kind)); err != nil {
+			return nil, fmt.Errorf("template: %w", err)
+		}
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Deadline, fmt.Errorf("not ready after %s", b.Deadline))
 	defer cancel()
+	g, err := b.make(ctx, kind, b.Persist, b.Driver.Start)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.wake(ctx, g); err != nil {
+		return nil, errors.Join(fmt.Errorf("boot machine: %w", err), g.Destroy())
+	}
+	return g, nil
+}
+
+// wake brings a started machine to the point where it waits for a session. A
+// clone of a template must first become one of its own kind: until then it has
+// the clock, the random state and the identity of all its siblings.
+func (b Bootstrap) wake(ctx context.Context, g *Guest) error {
+	if b.Templates != nil {
+		if err := g.Agent.Thaw(ctx, Thaw(true)); err != nil {
+			return err
+		}
+	}
+	return g.Agent.Ready(ctx)
+}
+
+// Thaw is what an agent needs to go on now.
+func Thaw(fresh bool) agentlink.Thaw {
+	entropy := make([]byte, entropyBytes)
+	_, _ = rand.Read(entropy) // never fails since Go 1.24
+	return agentlink.Thaw{Now: time.Now(), Entropy: entropy, Fresh: fresh}
+}
+
+const entropyBytes = 64
+
+// Restore makes a machine from a capture, completely, and leaves it frozen; or
+// it leaves nothing. first is called with the handle before the book has it.
+func (b Bootstrap) Restore(ctx context.Context, kind session.Kind, c machine.Capture, first func(machine.Handle) error) (*Guest, error) {
+	keeper, ok := b.Driver.(machine.Keeper)
+	if !ok {
+		return nil, fmt.Errorf("driver %s keeps no memory", b.Driver.Name())
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, b.Deadline, fmt.Errorf("not restored after %s", b.Deadline))
+	defer cancel()
+	persist := func(h machine.Handle) error {
+		if err := first(h); err != nil {
+			return err
+		}
+		return b.Persist(h)
+	}
+	return b.make(ctx, kind, persist, func(ctx context.Context, spec machine.Spec, persist func(machine.Handle) error) (machine.Machine, error) {
+		m, err := keeper.Restore(ctx, spec, c, persist)
+		if err != nil {
+			return nil, err // not m: a nil Kept is no nil Machine
+		}
+		return m, nil
+	})
+}
+
+// make gives a machine that start makes a slot, or leaves nothing.
+func (b Bootstrap) make(ctx context.Context, kind session.Kind, persist func(machine.Handle) error,
+	start func(context.Context, machine.Spec, func(machine.Handle) error) (machine.Machine, error)) (*Guest, error) {
 	slot, err := b.MakeSlot(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("make slot: %w", err)
 	}
 	spec := b.spec(kind)
 	spec.ID, spec.Slot = newID(), slot.Info()
-	m, err := b.Driver.Start(ctx, spec, b.Persist)
-	if err != nil {
-		err = fmt.Errorf("start machine: %w", err)
-		if e := b.Forget(spec.ID); e != nil { // then the slot stays its own; see Guest.Destroy
-			return nil, errors.Join(err, e)
-		}
-		return nil, errors.Join(err, slot.Close(context.WithoutCancel(ctx)))
+	m, err := start(ctx, spec, persist)
+	if err == nil {
+		return b.guest(m, slot), nil
 	}
-	g := b.guest(m, slot)
-	if err := g.Agent.Ready(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("boot machine: %w", err), g.Destroy())
+	err = fmt.Errorf("start machine: %w", err)
+	if e := b.Forget(spec.ID); e != nil { // then the slot stays its own; see Guest.Destroy
+		return nil, errors.Join(err, e)
 	}
-	return g, nil
+	return nil, errors.Join(err, slot.Close(context.WithoutCancel(ctx)))
 }
 
 // Revive takes over a machine of an earlier hostd; machine.ErrGone when it has

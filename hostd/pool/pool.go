@@ -151,10 +151,16 @@ func (p *Pool) Take(ctx context.Context, kind session.Kind) (g *Guest, warm bool
 
 // start boots a machine for a caller.
 func (p *Pool) start(ctx context.Context, kind session.Kind) (*Guest, error) {
+	return p.Make(func() (*Guest, error) { return p.boot(ctx, kind) })
+}
+
+// Make gives a place on this host to a machine that the caller makes: one from
+// a capture is no waiting machine. NoCapacity when the host is full.
+func (p *Pool) Make(boot func() (*Guest, error)) (*Guest, error) {
 	if err := p.reserve(); err != nil {
 		return nil, err
 	}
-	g, err := p.boot(ctx, kind)
+	g, err := boot()
 	if err != nil {
 		p.forget()
 		return nil, err

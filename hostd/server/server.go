@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"iter"
 	"log/slog"
 	"net"
@@ -31,7 +32,16 @@ type Sessions interface {
 	Inventory(ctx context.Context) (hostlink.Inventory, error)
 	Ack(ids []string) error
 	Watch() (notices <-chan hostlink.Notice, stop func())
-	Tunnel(ctx context.Context, id string, epoch uint64) (net.Conn, error)
+	// Tunnel's done closes the connection, whatever happens before.
+	Tunnel(ctx context.Context, id string, epoch uint64) (conn net.Conn, done func(), err error)
+
+	Capture(ctx context.Context, id string, o hostlink.Capture) (hostlink.Captured, error)
+	Restore(ctx context.Context, id string, o hostlink.Restore) (hostlink.Restored, error)
+	Verdict(ctx context.Context, id string, v hostlink.Verdict) error
+	Baggage(ctx context.Context, id, snapshotID string) (hostlink.Baggage, error)
+	OpenSnapshot(ctx context.Context, id string, have []string) (io.ReadCloser, error)
+	DeleteSnapshot(ctx context.Context, id string) error
+	OpenTemplate(hash string) (io.ReadCloser, error)
 }
 
 // Events reads the sessions' logs.
@@ -67,6 +77,13 @@ func New(mux *http.ServeMux, secret *trust.Secret, s Sessions, e Events, log *sl
 		"GET /v1/sessions/{id}/events/stream": srv.stream,
 		"GET /v1/watch":                       srv.watch,
 		"GET /v1/sessions/{id}/tunnel":        srv.tunnel,
+		"POST /v1/sessions/{id}/capture":      srv.capture,
+		"POST /v1/sessions/{id}/restore":      srv.restore,
+		"POST /v1/sessions/{id}/verdict":      srv.verdict,
+		"GET /v1/sessions/{id}/baggage":       srv.baggage,
+		"GET /v1/snapshots/{id}":              srv.snapshot,
+		"DELETE /v1/snapshots/{id}":           srv.deleteSnapshot,
+		"GET /v1/templates/{hash}":            srv.template,
 	} {
 		mux.HandleFunc(pattern, srv.guard(secret, handle))
 	}

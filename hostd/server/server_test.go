@@ -33,6 +33,7 @@ type fake struct {
 	notices  chan hostlink.Notice
 	agent    net.Conn // the far end of the next tunnel
 	follow   iter.Seq2[event.Event, error]
+	body     io.Reader // of snapshots; nil: their names
 
 	mu    sync.Mutex // guards what follows
 	ended []hostlink.Tombstone
@@ -78,16 +79,16 @@ func (f *fake) Ack(ids []string) error {
 
 func (f *fake) Watch() (<-chan hostlink.Notice, func()) { return f.notices, func() {} }
 
-func (f *fake) Tunnel(_ context.Context, id string, epoch uint64) (net.Conn, error) {
+func (f *fake) Tunnel(_ context.Context, id string, epoch uint64) (net.Conn, func(), error) {
 	if f.err != nil {
-		return nil, f.err
+		return nil, nil, f.err
 	}
 	if id != "s" || epoch != 3 {
-		return nil, apierr.New(apierr.NotFound, "no %s at %d", id, epoch)
+		return nil, nil, apierr.New(apierr.NotFound, "no %s at %d", id, epoch)
 	}
 	near, far := net.Pipe()
 	f.agent = far
-	return near, nil
+	return near, func() { near.Close() }, nil
 }
 
 func (f *fake) Page(_ string, after uint64, types []event.Type, limit int) (hostlink.EventPage, error) {

@@ -67,11 +67,11 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return apierr.Wrap(err, apierr.InvalidRequest, "epoch: must be a number")
 	}
-	agent, err := s.sessions.Tunnel(r.Context(), r.PathValue("id"), epoch)
+	agent, done, err := s.sessions.Tunnel(r.Context(), r.PathValue("id"), epoch)
 	if err != nil {
 		return err
 	}
-	defer agent.Close()
+	defer done()
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return fmt.Errorf("tunnel: %w", err)

@@ -23,7 +23,7 @@ func (r *rig) restart() {
 	r.host.Close()
 	r.pool = pool.New(pool.Config{MaxTotal: 8, Parallel: 1}, r.boot, quiet())
 	r.host = r.newHost()
-	err := r.host.Restore(r.t.Context(), func(_ context.Context, h machine.Handle) (*pool.Guest, error) {
+	err := r.host.Adopt(r.t.Context(), func(_ context.Context, h machine.Handle) (*pool.Guest, error) {
 		var i int
 		if _, err := fmt.Sscanf(h.Spec.ID, "m%d", &i); err != nil {
 			return nil, err

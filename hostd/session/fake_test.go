@@ -37,6 +37,13 @@ type fakeGuest struct {
 	hang    bool          // the agent takes connections and never answers
 	refuse  bool          // the agent refuses Start
 	slow    chan struct{} // Stop waits for it
+
+	cut    *cut   // every effect goes through it
+	state  string // what a capture keeps
+	still  bool   // the processors are stopped
+	frozen bool   // the agent has frozen the customer's processes
+	fresh  bool   // a portable state went in
+	layers int
 }
 
 func newFakeGuest(id string, kind session.Kind) *fakeGuest {
@@ -47,7 +54,7 @@ func (f *fakeGuest) ID() string { return f.id }
 func (f *fakeGuest) Handle() machine.Handle {
 	return machine.Handle{Spec: machine.Spec{ID: f.id, Kind: f.kind}}
 }
-func (f *fakeGuest) Promote(context.Context) error { return nil }
+func (f *fakeGuest) Promote(context.Context) error { return f.cut.do("promote", nothing) }
 func (f *fakeGuest) Done() <-chan struct{}         { return f.done }
 func (f *fakeGuest) kill()                         { f.die.Do(func() { close(f.done) }) }
 
@@ -55,11 +62,13 @@ func (f *fakeGuest) Stop(context.Context) error {
 	if f.slow != nil {
 		<-f.slow
 	}
-	f.kill()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.stops++
-	return nil
+	return f.cut.do("stop machine", func() error {
+		f.kill()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.stops++
+		return nil
+	})
 }
 
 // ended counts the calls of Stop.
@@ -75,10 +84,12 @@ func (f *fakeGuest) SetEgress(func(context.Context) (net.Conn, error)) {
 }
 
 func (f *fakeGuest) Close(context.Context) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.closed++
-	return nil
+	return f.cut.do("close slot", func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.closed++
+		return nil
+	})
 }
 
 // tell appends a notice, as the agent would.
@@ -101,6 +112,12 @@ func (f *fakeGuest) Dial(context.Context) (net.Conn, error) {
 	case <-f.done:
 		return nil, errors.New("machine is down")
 	default:
+	}
+	f.mu.Lock()
+	still := f.still
+	f.mu.Unlock()
+	if still || f.cut.isDead() {
+		return nil, errors.New("nobody answers")
 	}
 	near, far := net.Pipe()
 	go func() {
@@ -166,7 +183,33 @@ func (f *fakeGuest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 	case agentlink.ControlEvents:
 		f.stream(w, r)
+	default:
+		if err := f.hold(w, r); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
 	}
+}
+
+// hold answers what an operation asks of the agent.
+func (f *fakeGuest) hold(w http.ResponseWriter, r *http.Request) error {
+	return f.cut.do("agent "+r.URL.Path, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		switch r.URL.Path {
+		case agentlink.ControlFreeze:
+			f.frozen = true
+		case agentlink.ControlThaw:
+			f.frozen = false
+		case agentlink.ControlExport:
+			_, err := io.WriteString(w, f.state)
+			return err
+		case agentlink.ControlImport:
+			b, err := io.ReadAll(r.Body)
+			f.state, f.fresh = string(b), true
+			return err
+		}
+		return nil
+	})
 }
 
 func (f *fakeGuest) stream(w http.ResponseWriter, r *http.Request) {
@@ -196,5 +239,44 @@ func (f *fakeGuest) stream(w http.ResponseWriter, r *http.Request) {
 func (f *fakeGuest) guest() *pool.Guest {
 	return &pool.Guest{Machine: f, Slot: f, Agent: control.New(f.Dial), Kind: f.kind}
 }
+
+// keptGuest is a fakeGuest whose driver keeps memory.
+type keptGuest struct{ *fakeGuest }
+
+func (k keptGuest) guest() *pool.Guest {
+	g := k.fakeGuest.guest()
+	g.Machine = k
+	return g
+}
+
+func (k keptGuest) change(step string, change func()) error {
+	return k.cut.do(step, func() error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		change()
+		return nil
+	})
+}
+func (k keptGuest) AddLayer(context.Context) error {
+	return k.change("add layer", func() { k.layers++ })
+}
+func (k keptGuest) Freeze(context.Context) error {
+	return k.change("freeze", func() { k.still = true })
+}
+func (k keptGuest) Thaw(context.Context) error { return k.change("thaw", func() { k.still = false }) }
+func (k keptGuest) Frozen() bool               { k.mu.Lock(); defer k.mu.Unlock(); return k.still }
+func (k keptGuest) Capture(context.Context) (machine.Capture, error) {
+	var c *fakeCapture
+	err := k.change("capture", func() { c = &fakeCapture{state: k.state} })
+	return c, err
+}
+
+// fakeCapture is a capture of which only the state counts.
+type fakeCapture struct {
+	machine.Capture
+	state string
+}
+
+func (*fakeCapture) Close() error { return nil }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

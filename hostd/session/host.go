@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/hostd/pool"
 	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/apierr"
@@ -30,16 +31,49 @@ type Events interface {
 	Finish(sessionID string, last event.Event) error
 	// Unfinished names the logs to which more may come.
 	Unfinished() ([]string, error)
+	// Last is the highest seq of a session's log, 0 for none.
+	Last(sessionID string) uint64
+	// Begin starts the log of a session from another host: the agent's notices
+	// up to notice are in it, numbers up to used are not given again.
+	Begin(sessionID string, notice, used uint64) error
+	// Add appends events of another host, under the numbers they have.
+	Add(sessionID string, events []event.Event) error
+	// SetNotice says that another agent numbers its notices from n on.
+	SetNotice(sessionID string, n uint64) error
+	// Leave removes the log of a session that goes on elsewhere.
+	Leave(sessionID string) error
+}
+
+// Config is what a Host works with.
+type Config struct {
+	Name      string
+	Pool      *pool.Pool
+	Book      Book
+	Events    Events
+	Snapshots Snapshots
+	// Egress gives a session's way to proxyd.
+	Egress func(sessionID string, epoch uint64) func(context.Context) (net.Conn, error)
+	// Peers gives the host that listens at a host link address.
+	Peers func(addr string) Peer
+	// Keeper is the driver where it keeps memory, nil where it does not; Rebuild
+	// then makes machines of captures.
+	Keeper  machine.Keeper
+	Rebuild Rebuild
+	Log     *slog.Logger
 }
 
 // Host holds the sessions of this host. Safe for concurrent use.
 type Host struct {
-	name   string
-	pool   *pool.Pool
-	book   Book
-	events Events
-	egress func(sessionID string, epoch uint64) func(context.Context) (net.Conn, error)
-	log    *slog.Logger
+	name      string
+	pool      *pool.Pool
+	book      Book
+	events    Events
+	snapshots Snapshots
+	egress    func(sessionID string, epoch uint64) func(context.Context) (net.Conn, error)
+	peers     func(addr string) Peer
+	keeper    machine.Keeper
+	rebuild   Rebuild
+	log       *slog.Logger
 
 	claims sync.WaitGroup // acquires and ends under way; added to under mu, before closed
 	owners sync.WaitGroup // run goroutines, and what they start
@@ -50,18 +84,20 @@ type Host struct {
 	mu        sync.Mutex // guards what follows
 	closed    bool
 	sessions  map[string]*live
-	taking    map[string]chan struct{}      // acquires and ends under way, closed at their end
+	targets   map[string]*live              // those that wait here for the verdict that they are
+	restoring map[string]restoring          // by session, while it becomes a target
+	taking    map[string]chan struct{}      // acquires, restores and ends under way, closed at their end
 	unwritten map[string]hostlink.Tombstone // those that the book has not taken yet
 	watchers  map[chan hostlink.Notice]bool
 }
 
-// NewHost makes the set of sessions, empty until Restore and Acquire fill it.
-// egress gives a session's way to proxyd.
-func NewHost(name string, p *pool.Pool, b Book, e Events,
-	egress func(sessionID string, epoch uint64) func(context.Context) (net.Conn, error), log *slog.Logger) *Host {
+// NewHost makes the set of sessions, empty until Adopt, Acquire and Restore fill
+// it.
+func NewHost(c Config) *Host {
 	ctx, stop := context.WithCancel(context.Background())
-	h := &Host{ctx: ctx, stop: stop, name: name, pool: p, book: b, events: e, egress: egress, log: log,
-		sessions: map[string]*live{}, taking: map[string]chan struct{}{},
+	h := &Host{ctx: ctx, stop: stop, name: c.Name, pool: c.Pool, book: c.Book, events: c.Events, snapshots: c.Snapshots,
+		egress: c.Egress, peers: c.Peers, keeper: c.Keeper, rebuild: c.Rebuild, log: c.Log,
+		sessions: map[string]*live{}, targets: map[string]*live{}, restoring: map[string]restoring{}, taking: map[string]chan struct{}{},
 		unwritten: map[string]hostlink.Tombstone{}, watchers: map[chan hostlink.Notice]bool{}}
 	daemon.Gauge("berth_sessions_running", func() float64 {
 		h.mu.Lock()
@@ -80,16 +116,16 @@ func (h *Host) Acquire(ctx context.Context, a hostlink.Acquire) (st hostlink.Sta
 	}
 	defer finish()
 	if s := h.find(a.SessionID); s != nil {
-		st, err := s.ask(ctx, order{})
-		if err == nil && st.Epoch != a.Epoch {
-			err = apierr.New(apierr.SessionNotRunning, "session %s runs here with epoch %d, not %d", a.SessionID, st.Epoch, a.Epoch)
+		now, err := s.ask(ctx, order{})
+		if err == nil && s.epoch != a.Epoch {
+			err = apierr.New(apierr.SessionNotRunning, "session %s runs here with epoch %d, not %d", a.SessionID, s.epoch, a.Epoch)
 		}
-		return st, false, err
+		return now.status, false, err
 	}
-	if t, ok, err := h.tombstone(a.SessionID); err != nil {
+	if late, err := h.late(a.SessionID, a.Epoch); err != nil {
 		return st, false, err
-	} else if ok && t.Epoch >= a.Epoch {
-		return st, false, apierr.New(apierr.SessionNotRunning, "session %s has ended on this host", a.SessionID)
+	} else if late {
+		return st, false, apierr.New(apierr.SessionNotRunning, "session %s has ended on this host, or gone on from it", a.SessionID)
 	}
 	st, err = h.start(ctx, a)
 	return st, err == nil, err
@@ -108,7 +144,7 @@ func (h *Host) start(ctx context.Context, a hostlink.Acquire) (hostlink.Status, 
 			rec.Setup = session.SetupRunning
 		}
 		if err = h.begin(ctx, guest, rec); err == nil {
-			return h.adopt(guest, rec, agentlink.State{}), nil
+			return h.adopt(guest, rec), nil
 		}
 		h.discard(guest)
 		err = h.refusal(ctx, a, err)
@@ -158,19 +194,22 @@ func (h *Host) begin(ctx context.Context, g *pool.Guest, rec Record) error {
 	return fmt.Errorf("begin session: %w", err)
 }
 
-// adopt starts the owner of a session whose machine runs.
-func (h *Host) adopt(g *pool.Guest, rec Record, st agentlink.State) hostlink.Status {
-	s := newLive(h, g, rec, st)
+// adopt starts the owner of a session whose machine has just been taken.
+func (h *Host) adopt(g *pool.Guest, rec Record) hostlink.Status {
+	s := newLive(h, g, rec, running, agentlink.State{})
 	status := s.status()
-	h.mu.Lock()
-	h.sessions[rec.Acquire.SessionID] = s
-	h.mu.Unlock()
-	if st.SessionID == "" { // new, not re-adopted
-		h.record(rec.Acquire.SessionID, event.Event{At: rec.Since, Type: event.Lifecycle, Text: "Session is running.",
-			Data: mustJSON(map[string]any{"state": session.Running, "reason": "created"})})
-	}
-	h.owners.Go(s.run)
+	h.record(s.id, event.Event{At: rec.Since, Type: event.Lifecycle, Text: "Session is running.",
+		Data: mustJSON(map[string]any{"state": session.Running, "reason": "created"})})
+	h.own(s)
 	return status
+}
+
+// own starts a session's owner.
+func (h *Host) own(s *live) {
+	h.mu.Lock()
+	h.sessions[s.id] = s
+	h.mu.Unlock()
+	h.owners.Go(s.run)
 }
 
 // claim makes the caller the only one to acquire or end this session.
@@ -210,10 +249,30 @@ func (h *Host) find(id string) *live {
 	return h.sessions[id]
 }
 
+func (h *Host) findTarget(id string) *live {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.targets[id]
+}
+
+// place makes a target the session, if it is one.
+func (h *Host) place(s *live) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.targets[s.id] == s {
+		delete(h.targets, s.id)
+		h.sessions[s.id] = s
+	}
+}
+
 func (h *Host) forget(s *live) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.sessions, s.id)
+	for _, m := range []map[string]*live{h.sessions, h.targets} {
+		if m[s.id] == s {
+			delete(m, s.id)
+		}
+	}
 }
 
 // discard takes a machine down in the background.
@@ -231,11 +290,11 @@ func (h *Host) Get(ctx context.Context, id string) (hostlink.Status, error) {
 	if s == nil {
 		return hostlink.Status{}, h.gone(id)
 	}
-	st, err := s.ask(ctx, order{})
+	now, err := s.ask(ctx, order{})
 	if errors.Is(err, errEnded) {
 		err = h.gone(id)
 	}
-	return st, err
+	return now.status, err
 }
 
 // Patch changes a running session's settings.
@@ -261,6 +320,9 @@ func (h *Host) End(ctx context.Context, t hostlink.Tombstone) (hostlink.Tombston
 		return t, err
 	}
 	defer finish()
+	if err := h.dropTarget(ctx, t); err != nil {
+		return t, err
+	}
 	if s := h.find(t.SessionID); s != nil {
 		if s.epoch > t.Epoch {
 			return t, apierr.New(apierr.SessionNotRunning, "session %s runs here with a newer epoch", t.SessionID)
@@ -270,13 +332,64 @@ func (h *Host) End(ctx context.Context, t hostlink.Tombstone) (hostlink.Tombston
 			return t, err
 		}
 		<-s.done
-		return s.tomb, nil
+		if !s.tomb.EndedAt.IsZero() {
+			return s.tomb, nil
+		} // it went on from here that moment
 	}
+	return h.endGone(t)
+}
+
+// dropTarget ends a restore for a session that ends: one epoch further it has
+// not begun.
+func (h *Host) dropTarget(ctx context.Context, t hostlink.Tombstone) error {
+	if _, err := h.callOff(ctx, t.SessionID, hostlink.Verdict{}); err != nil {
+		return err
+	}
+	s := h.findTarget(t.SessionID)
+	if s == nil || s.epoch > t.Epoch+1 {
+		return nil
+	}
+	_, err := s.ask(ctx, order{drop: true})
+	if errors.Is(err, errEnded) {
+		err = nil
+	}
+	return err
+}
+
+// endGone ends a session that has no machine here: it ended before, is paused,
+// or went on elsewhere, where its end is.
+func (h *Host) endGone(t hostlink.Tombstone) (hostlink.Tombstone, error) {
 	old, ok, err := h.tombstone(t.SessionID)
 	if err != nil || ok && old.Epoch >= t.Epoch {
 		return old, err
 	}
-	return t, h.book.End(t, "")
+	left, ok, err := h.book.Left(t.SessionID)
+	if err != nil {
+		return t, err
+	}
+	if ok && !left.paused() && left.Epoch >= t.Epoch {
+		return t, apierr.New(apierr.SessionNotRunning, "session %s went to another host with a newer epoch", t.SessionID)
+	}
+	if err := h.book.End(t, ""); err != nil || !ok || !left.paused() {
+		return t, err
+	}
+	h.finish(t)
+	h.later("the snapshots of a session that has ended", t.SessionID, h.snapshots.DeleteSession)
+	return t, nil
+}
+
+// Capture stops a session's machine and captures it; it is held until the
+// verdict.
+func (h *Host) Capture(ctx context.Context, id string, o hostlink.Capture) (hostlink.Captured, error) {
+	s := h.find(id)
+	if s == nil {
+		return hostlink.Captured{}, h.gone(id)
+	}
+	a, err := s.ask(ctx, order{capture: &o})
+	if errors.Is(err, errEnded) {
+		err = h.gone(id)
+	}
+	return a.captured, err
 }
 
 // gone is the error for a session that does not run here.
@@ -286,35 +399,59 @@ func (h *Host) gone(id string) error {
 	} else if ok {
 		return apierr.New(apierr.SessionNotRunning, "session %s has ended (%s%s)", id, t.Reason, t.Error)
 	}
+	if _, ok, err := h.book.Left(id); err != nil {
+		return err
+	} else if ok {
+		return apierr.New(apierr.Unavailable, "session %s is paused or went to another host; ask the record", id)
+	}
 	return apierr.New(apierr.NotFound, "session %s is not on this host", id)
 }
 
-// Tunnel opens a connection to a session's agent for the session link.
-func (h *Host) Tunnel(ctx context.Context, id string, epoch uint64) (net.Conn, error) {
+// Tunnel opens a connection to a session's agent for the session link. It is
+// the bare connection; done closes it. A machine that stands still for an
+// operation cuts its tunnels and takes no new ones: the caller looks again
+// where the session is.
+func (h *Host) Tunnel(ctx context.Context, id string, epoch uint64) (conn net.Conn, done func(), err error) {
 	s := h.find(id)
-	if s == nil || s.epoch != epoch {
-		return nil, h.gone(id)
+	if s == nil {
+		return nil, nil, h.gone(id)
 	}
-	return s.guest.Agent.Tunnel(ctx)
+	held := apierr.New(apierr.Unavailable, "the session's machine stands still for an operation; try again")
+	if s.epoch != epoch || !s.gate.isOpen() {
+		return nil, nil, held
+	}
+	if conn, err = s.guest.Agent.Tunnel(ctx); err != nil {
+		return nil, nil, err
+	}
+	leave, ok := s.gate.add(conn)
+	if !ok {
+		conn.Close()
+		return nil, nil, held
+	}
+	return conn, func() { leave(); conn.Close() }, nil
 }
 
-// Inventory lists what this host holds.
+// Inventory lists what this host holds, targets too: during a move to this very
+// host a session is in it twice, with two epochs.
 func (h *Host) Inventory(ctx context.Context) (hostlink.Inventory, error) {
 	h.mu.Lock()
-	all := make([]*live, 0, len(h.sessions))
-	for _, s := range h.sessions {
-		all = append(all, s)
+	all := make([]*live, 0, len(h.sessions)+len(h.targets))
+	for _, m := range []map[string]*live{h.sessions, h.targets} {
+		for _, s := range m {
+			all = append(all, s)
+		}
 	}
 	h.mu.Unlock()
 	inv := hostlink.Inventory{Host: h.name, Sessions: make([]hostlink.Status, 0, len(all))}
+	inv.Snapshots, inv.Durable = h.snapshots.List()
 	for _, s := range all {
-		st, err := s.ask(ctx, order{})
+		now, err := s.ask(ctx, order{})
 		if errors.Is(err, errEnded) {
 			continue
 		} else if err != nil {
 			return inv, err
 		}
-		inv.Sessions = append(inv.Sessions, st)
+		inv.Sessions = append(inv.Sessions, now.status)
 	}
 	sort.Slice(inv.Sessions, func(i, j int) bool { return inv.Sessions[i].SessionID < inv.Sessions[j].SessionID })
 	var err error

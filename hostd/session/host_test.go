@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -28,17 +29,28 @@ type memBook struct {
 	tombs    map[string]hostlink.Tombstone
 	acked    map[string]bool
 	full     bool // End fails
+	targets  map[string]Record
+	left     map[string]Left
+	verdicts map[string]hostlink.Verdict
+	cut      *cut
 }
 
 func newMemBook() *memBook {
-	return &memBook{machines: map[string]machine.Handle{}, sessions: map[string]Record{}, tombs: map[string]hostlink.Tombstone{}, acked: map[string]bool{}}
+	return &memBook{targets: map[string]Record{}, left: map[string]Left{}, verdicts: map[string]hostlink.Verdict{}, machines: map[string]machine.Handle{}, sessions: map[string]Record{}, tombs: map[string]hostlink.Tombstone{}, acked: map[string]bool{}}
 }
 
 func (b *memBook) locked(f func()) error { b.mu.Lock(); defer b.mu.Unlock(); f(); return nil }
-func (b *memBook) PutMachine(h machine.Handle) error {
-	return b.locked(func() { b.machines[h.Spec.ID] = h })
+
+// write is locked for what changes the book.
+func (b *memBook) write(step string, f func()) error {
+	return b.cut.do("book: "+step, func() error { return b.locked(f) })
 }
-func (b *memBook) DeleteMachine(id string) error { return b.locked(func() { delete(b.machines, id) }) }
+func (b *memBook) PutMachine(h machine.Handle) error {
+	return b.write("machine", func() { b.machines[h.Spec.ID] = h })
+}
+func (b *memBook) DeleteMachine(id string) error {
+	return b.write("no machine", func() { delete(b.machines, id) })
+}
 func (b *memBook) Machines() (out []machine.Handle, err error) {
 	return out, b.locked(func() {
 		for _, h := range b.machines {
@@ -47,7 +59,7 @@ func (b *memBook) Machines() (out []machine.Handle, err error) {
 	})
 }
 func (b *memBook) PutSession(r Record) error {
-	return b.locked(func() { b.sessions[r.Acquire.SessionID] = r })
+	return b.write("session", func() { b.sessions[r.Acquire.SessionID] = r })
 }
 func (b *memBook) Drop(r Record) error {
 	return b.locked(func() { delete(b.sessions, r.Acquire.SessionID); delete(b.machines, r.MachineID) })
@@ -65,10 +77,58 @@ func (b *memBook) End(t hostlink.Tombstone, machineID string) error {
 	if b.full {
 		return errors.New("no space left on device")
 	}
-	b.tombs[t.SessionID] = t
-	delete(b.sessions, t.SessionID)
-	delete(b.machines, machineID)
-	return nil
+	return b.cut.do("book: end", func() error {
+		b.tombs[t.SessionID] = t
+		delete(b.sessions, t.SessionID)
+		delete(b.machines, machineID)
+		delete(b.left, t.SessionID)
+		return nil
+	})
+}
+func (b *memBook) PutTarget(r Record) error {
+	return b.write("target", func() { b.targets[r.Acquire.SessionID] = r })
+}
+func (b *memBook) Targets() (out []Record, err error) {
+	return out, b.locked(func() {
+		for _, r := range b.targets {
+			out = append(out, r)
+		}
+	})
+}
+func (b *memBook) GoOn(r Record, v hostlink.Verdict) error {
+	return b.write("go on", func() {
+		id := r.Acquire.SessionID
+		b.sessions[id], b.verdicts[v.OpID] = r, v
+		if r.Op.Role == hostlink.Target {
+			delete(b.targets, id)
+			delete(b.left, id)
+		}
+	})
+}
+func (b *memBook) Discard(r Record, v *hostlink.Verdict, l *Left) error {
+	return b.write("discard", func() {
+		id := r.Acquire.SessionID
+		if r.Op.Role == hostlink.Target {
+			delete(b.targets, id)
+		} else {
+			delete(b.sessions, id)
+		}
+		delete(b.machines, r.MachineID)
+		if v != nil {
+			b.verdicts[v.OpID] = *v
+		}
+		if l != nil {
+			b.left[id] = *l
+		}
+	})
+}
+func (b *memBook) Left(id string) (l Left, ok bool, err error) {
+	err = b.locked(func() { l, ok = b.left[id] })
+	return
+}
+func (b *memBook) Verdict(op string) (v hostlink.Verdict, ok bool, err error) {
+	err = b.locked(func() { v, ok = b.verdicts[op] })
+	return
 }
 func (b *memBook) Tombstone(id string) (t hostlink.Tombstone, ok bool, err error) {
 	err = b.locked(func() { t, ok = b.tombs[id] })
@@ -98,10 +158,11 @@ type memEvents struct {
 	events map[string][]event.Event
 	notice map[string]uint64
 	ended  map[string]bool
+	skip   map[string]uint64
 }
 
 func newMemEvents() *memEvents {
-	return &memEvents{events: map[string][]event.Event{}, notice: map[string]uint64{}, ended: map[string]bool{}}
+	return &memEvents{skip: map[string]uint64{}, events: map[string][]event.Event{}, notice: map[string]uint64{}, ended: map[string]bool{}}
 }
 func (m *memEvents) Append(id string, e event.Event) error { return m.AppendNotice(id, 0, e) }
 func (m *memEvents) AppendNotice(id string, n uint64, e event.Event) error {
@@ -124,6 +185,40 @@ func (m *memEvents) Finish(id string, last event.Event) error {
 	}
 	m.ended[id] = true
 	return nil
+}
+func (m *memEvents) Last(id string) uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.skip[id] + uint64(len(m.events[id]))
+}
+func (m *memEvents) Begin(id string, notice, used uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.events[id], m.notice[id], m.skip[id] = nil, notice, used
+	return nil
+}
+func (m *memEvents) Add(id string, events []event.Event) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.events[id] = append(m.events[id], events...)
+	return nil
+}
+func (m *memEvents) SetNotice(id string, n uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.notice[id] = n
+	return nil
+}
+func (m *memEvents) Leave(id string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.events, id)
+	return nil
+}
+func (m *memEvents) all(id string) []event.Event {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.events[id])
 }
 func (m *memEvents) Unfinished() (ids []string, err error) {
 	m.mu.Lock()
@@ -167,7 +262,7 @@ func (r *rig) newHost() *Host {
 	dial := func(string, uint64) func(context.Context) (net.Conn, error) {
 		return func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }
 	}
-	return NewHost("h1", r.pool, r.book, r.events, dial, quiet())
+	return NewHost(Config{Name: "h1", Pool: r.pool, Book: r.book, Events: r.events, Snapshots: newMemSnapshots(), Egress: dial, Log: quiet()})
 }
 
 func (r *rig) boot(_ context.Context, kind session.Kind) (*pool.Guest, error) {
@@ -324,7 +419,7 @@ func TestAcquireTwiceIsOne(t *testing.T) {
 		if _, _, err := r.host.Acquire(t.Context(), other); !apierr.Is(err, apierr.SessionNotRunning) {
 			t.Errorf("Acquire with another epoch: %v", err)
 		}
-		if _, err := r.host.Tunnel(t.Context(), "s", 2); err == nil {
+		if _, _, err := r.host.Tunnel(t.Context(), "s", 2); err == nil {
 			t.Error("a tunnel with another epoch was opened")
 		}
 		r.close()
@@ -380,7 +475,7 @@ func TestRestoreAdoptsWhatLives(t *testing.T) {
 		}
 		r.pool = pool.New(pool.Config{MaxTotal: 8, Parallel: 1}, r.boot, quiet())
 		r.host = r.newHost()
-		err := r.host.Restore(t.Context(), func(_ context.Context, h machine.Handle) (*pool.Guest, error) {
+		err := r.host.Adopt(t.Context(), func(_ context.Context, h machine.Handle) (*pool.Guest, error) {
 			if h.Spec.ID == "waiting" {
 				return waiting.guest(), nil
 			}

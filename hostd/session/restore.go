@@ -4,149 +4,283 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/hostd/pool"
 	"github.com/berth-dev/berth/shared/agentlink"
+	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
 )
 
-const (
-	// stateTime bounds the agent's answer when its machine is adopted: one that
-	// hangs costs its session, not the start of hostd.
-	stateTime = 10 * time.Second
-	// restoring is how many machines are adopted at once.
-	restoring = 16
-)
+// Rebuild makes a machine from a memory capture and leaves it frozen; first is
+// called with its handle before anything else of it is written.
+type Rebuild func(ctx context.Context, kind session.Kind, c machine.Capture, first func(machine.Handle) error) (*pool.Guest, error)
 
-// Revive takes the machine of a handle over, with slot and agent. An error
-// (machine.ErrGone when it has died) means that the machine does not run.
-type Revive func(ctx context.Context, h machine.Handle) (*pool.Guest, error)
+// restoring is a restore under way.
+type restoring struct {
+	op     string
+	cancel context.CancelCauseFunc
+}
 
-// Current says whether a waiting machine is what would be made today.
-type Current func(s machine.Spec) bool
+var errCalledOff = errors.New("the operation was aborted")
 
-// Restore adopts what outlived an earlier hostd: sessions go on, waiting
-// machines go back to the pool, and what died meanwhile gets its tombstone.
-// Call it once, before anything else and after the driver's sweep of what the
-// book does not know; the slots of dead machines are swept after it. It fails
-// when the book cannot be read or written: then nobody knows which machine is
-// whose.
-func (h *Host) Restore(ctx context.Context, revive Revive, current Current) error {
-	handles, err := h.book.Machines()
+// Restore makes a session's machine from a snapshot, completely, and holds it
+// until the verdict. The same order again gives the same answer.
+func (h *Host) Restore(ctx context.Context, id string, o hostlink.Restore) (hostlink.Restored, error) {
+	finish, err := h.claim(ctx, targetOf(id))
 	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+		return hostlink.Restored{}, err
 	}
-	records, err := h.book.Sessions()
+	defer finish()
+	if done, ok, err := h.restored(ctx, id, o); ok || err != nil {
+		return done, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	h.mu.Lock()
+	h.restoring[id] = restoring{o.OpID, cancel}
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		delete(h.restoring, id)
+		h.mu.Unlock()
+	}()
+	done, err := h.restore(ctx, id, o)
 	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+		return done, h.notRestored(ctx, id, err)
 	}
-	owner := make(map[string]*Record, len(records))
-	for _, r := range records {
-		owner[r.MachineID] = &r
+	return done, nil
+}
+
+// targetOf names the claim of a target: a source of the same session may be
+// ended on this host meanwhile.
+func targetOf(id string) string { return "target " + id }
+
+// notRestored is the answer to a restore that failed: another host may do better.
+func (h *Host) notRestored(ctx context.Context, id string, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
 	}
-	var group errgroup.Group
-	group.SetLimit(restoring)
-	for _, handle := range handles {
-		rec := owner[handle.Spec.ID]
-		delete(owner, handle.Spec.ID)
-		group.Go(func() error { return h.restoreOne(ctx, revive, current, handle, rec) })
+	if e := (*apierr.Error)(nil); errors.As(err, &e) {
+		return err
 	}
-	err = group.Wait()
-	for _, rec := range owner { // a session without a machine: it ended half way
-		err = errors.Join(err, h.lost(*rec))
+	h.log.Warn("a session could not be restored", "session", id, "error", err)
+	return apierr.Wrap(err, apierr.Unavailable, "the host could not restore the session; try again soon").After(time.Second)
+}
+
+// restored answers an order that was obeyed before, or must not be.
+func (h *Host) restored(ctx context.Context, id string, o hostlink.Restore) (done hostlink.Restored, ok bool, err error) {
+	if s := h.findTarget(id); s != nil {
+		a, err := s.ask(ctx, order{})
+		if err == nil && a.rec.Op.ID != o.OpID {
+			err = apierr.New(apierr.OperationInProgress, "session %s is restored here for another operation", id).After(time.Second)
+		} else if err == nil {
+			done, ok = *a.rec.Op.Restored, true
+		}
+		return done, ok, err
+	}
+	tooLate := apierr.New(apierr.SessionNotRunning, "the order to restore session %s comes too late", id)
+	if s := h.find(id); s != nil && s.epoch >= o.Acquire.Epoch {
+		return done, false, tooLate
+	}
+	if late, err := h.late(id, o.Acquire.Epoch); err != nil || late {
+		return done, false, errors.Join(err, tooLate)
+	}
+	if _, decided, err := h.book.Verdict(o.OpID); err != nil || decided {
+		return done, false, errors.Join(err, tooLate)
+	}
+	return done, false, nil
+}
+
+// late says whether an epoch of a session is over on this host.
+func (h *Host) late(id string, epoch uint64) (bool, error) {
+	if t, ok, err := h.tombstone(id); err != nil || ok && t.Epoch >= epoch {
+		return ok, err
+	}
+	l, ok, err := h.book.Left(id)
+	return ok && l.Epoch >= epoch, err
+}
+
+// restore does the work. The record of the target is in the book before its
+// machine: one without the other serves nobody.
+func (h *Host) restore(ctx context.Context, id string, o hostlink.Restore) (hostlink.Restored, error) {
+	began := time.Now()
+	bag, fetched, err := h.fetch(ctx, id, o)
+	rec := Record{Acquire: o.Acquire, Since: began.UTC(), Setup: bag.Setup, SetupErr: bag.SetupErr,
+		Op: &Op{ID: o.OpID, Kind: o.Kind, Role: hostlink.Target, SnapshotID: o.Snapshot.ID, Memory: o.Snapshot.Memory, Since: began.UTC(), Fetched: fetched}}
+	if !rec.Op.Memory {
+		rec.portable(bag)
+	}
+	var guest *pool.Guest
+	var acquired time.Duration
+	if err == nil {
+		guest, acquired, err = h.remake(ctx, &rec, o)
 	}
 	if err == nil {
-		err = h.closeLogs()
+		done := hostlink.Restored{Memory: rec.Op.Memory, AcquireMs: acquired.Milliseconds(), RestoreMs: (time.Since(began) - acquired).Milliseconds()}
+		if err = h.hold(guest, &rec, done); err == nil {
+			return *rec.Op.Restored, nil
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+	if e := h.book.Discard(rec, nil, nil); e != nil { // the next hostd does it
+		h.log.Error("a target that failed stays in the book", "session", id, "error", e)
 	}
-	return context.Cause(ctx)
+	if guest != nil {
+		h.discard(guest)
+	}
+	h.abandon(id, *rec.Op)
+	return hostlink.Restored{}, err
 }
 
-// restoreOne decides over one machine; rec is nil where no session has it. Such
-// a machine has never served one (Book), so it may wait for the next.
-func (h *Host) restoreOne(ctx context.Context, revive Revive, current Current, handle machine.Handle, rec *Record) error {
-	log := h.log.With("machine", handle.Spec.ID)
-	guest, err := revive(ctx, handle)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil // asked to stop meanwhile: the next start sees to it
-		}
-		if !errors.Is(err, machine.ErrGone) {
-			log.Warn("a machine could not be adopted", "error", err)
-		}
-		if rec != nil {
-			return h.lost(*rec)
-		}
-		return h.book.DeleteMachine(handle.Spec.ID)
+// portable is what a fresh machine means for a session: what ran in the old one
+// has ended.
+func (r *Record) portable(bag hostlink.Baggage) {
+	r.Op.HadClients = bag.HadClients
+	if r.Setup == session.SetupRunning {
+		r.Setup, r.SetupErr = session.SetupFailed, "The session went to another machine without its memory while setup ran."
 	}
-	sctx, cancel := context.WithTimeoutCause(ctx, stateTime, fmt.Errorf("no answer within %s", stateTime))
+}
+
+// hold makes a restored machine wait for the verdict.
+func (h *Host) hold(g *pool.Guest, rec *Record, done hostlink.Restored) error {
+	rec.Op.Restored = &done
+	s := newLive(h, g, *rec, held, agentlink.State{})
+	done.Status = s.status()
+	if err := h.book.PutTarget(*rec); err != nil { // before the answer: it makes a commit possible
+		s.cancel(nil)
+		return err
+	}
+	h.mu.Lock()
+	h.targets[s.id] = s
+	h.mu.Unlock()
+	h.owners.Go(s.run)
+	return nil
+}
+
+// remake gives the session its machine, and says how long it took to get one.
+func (h *Host) remake(ctx context.Context, rec *Record, o hostlink.Restore) (*pool.Guest, time.Duration, error) {
+	if rec.Op.Memory {
+		return h.remakeMemory(ctx, rec, o)
+	}
+	return h.remakePortable(ctx, rec, o)
+}
+
+func (h *Host) remakeMemory(ctx context.Context, rec *Record, o hostlink.Restore) (g *pool.Guest, acquired time.Duration, err error) {
+	c, err := h.snapshots.Load(ctx, rec.Acquire.SessionID, o.Snapshot.ID, o.Key)
+	if err != nil {
+		return nil, 0, err
+	}
+	began := time.Now()
+	g, err = h.pool.Make(func() (*pool.Guest, error) {
+		return h.rebuild(ctx, rec.Acquire.Kind, c, func(m machine.Handle) error {
+			acquired = time.Since(began)
+			rec.MachineID = m.Spec.ID
+			return h.book.PutTarget(*rec)
+		})
+	})
+	return g, acquired, errors.Join(err, c.Close())
+}
+
+// remakePortable takes a waiting machine and gives it the portable state. It
+// has no way out before the verdict.
+func (h *Host) remakePortable(ctx context.Context, rec *Record, o hostlink.Restore) (g *pool.Guest, acquired time.Duration, err error) {
+	began := time.Now()
+	if g, rec.Warm, err = h.pool.Take(ctx, rec.Acquire.Kind); err != nil {
+		return nil, 0, err
+	}
+	acquired = time.Since(began)
+	rec.MachineID = g.Machine.ID()
+	return g, acquired, h.refurnish(ctx, g, *rec, o)
+}
+
+func (h *Host) refurnish(ctx context.Context, g *pool.Guest, rec Record, o hostlink.Restore) error {
+	state, err := h.snapshots.LoadPortable(ctx, rec.Acquire.SessionID, o.Snapshot.ID, o.Key)
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	if err := errors.Join(h.book.PutTarget(rec), g.Machine.Promote(ctx)); err != nil {
+		return err
+	}
+	a := rec.Acquire
+	sctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("no answer within %s", startTime))
+	err = g.Agent.Start(sctx, agentlink.Start{SessionID: a.SessionID, Kind: a.Kind, Viewport: a.Viewport, Held: true})
+	cancel()
+	if err != nil {
+		return err
+	}
+	ictx, cancel := context.WithTimeoutCause(ctx, workTime, fmt.Errorf("not taken in within %s", workTime))
 	defer cancel()
-	st, err := guest.Agent.State(sctx)
-	switch {
-	case ctx.Err() != nil:
-		return nil
-	case rec != nil && err == nil && st.SessionID == rec.Acquire.SessionID:
-		h.readopt(guest, *rec, st)
-		log.Info("session adopted", "session", st.SessionID)
-		return nil
-	case rec == nil && err == nil && st.SessionID == "" && st.Ready && current(handle.Spec):
-		h.pool.Offer(guest)
-		log.Info("waiting machine adopted")
-		return nil
-	}
-	log.Warn("a machine of no more use is ended", "error", err) // half taken, half booted, of an older image, or its agent does not answer
-	h.pool.Adopted()
-	if rec != nil {
-		err = h.lost(*rec)
-	} else {
-		err = h.book.DeleteMachine(handle.Spec.ID)
-	}
-	h.discard(guest)
-	return err
+	return g.Agent.Import(ictx, state)
 }
 
-// readopt goes on with a session that an earlier hostd began.
-func (h *Host) readopt(g *pool.Guest, rec Record, st agentlink.State) {
-	g.Slot.SetEgress(h.egress(rec.Acquire.SessionID, rec.Acquire.Epoch))
-	h.pool.Adopted()
-	h.adopt(g, rec, st)
-}
-
-func (h *Host) lost(rec Record) error {
-	t := hostlink.Tombstone{SessionID: rec.Acquire.SessionID, Epoch: rec.Acquire.Epoch, EndedAt: time.Now().UTC(),
-		Error: "The session's machine was lost while its host restarted."}
-	if err := h.book.End(t, rec.MachineID); err != nil {
-		return err
+// abandon lets go of what came for an operation that came to nothing.
+func (h *Host) abandon(id string, op Op) {
+	if !op.Fetched {
+		return
 	}
-	h.finish(t)
-	return nil
+	h.leaveLog(id)
+	h.later("a snapshot that came for nothing", op.SnapshotID, func(_ context.Context, id string) error { return h.snapshots.Drop(id) })
 }
 
-// closeLogs finishes the logs whose sessions had ended when hostd died, so that
-// readers see their end and the week until they are forgotten begins.
-func (h *Host) closeLogs() error {
-	open, err := h.events.Unfinished()
+func (h *Host) leaveLog(id string) {
+	if err := h.events.Leave(id); err != nil {
+		h.log.Warn("the event log of a session that left stays", "session", id, "error", err)
+	}
+}
+
+// cleanTime bounds what is removed in the background.
+const cleanTime = time.Minute
+
+// later removes something that nobody waits for.
+func (h *Host) later(what, id string, remove func(context.Context, string) error) {
+	h.ending.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cleanTime)
+		defer cancel()
+		if err := remove(ctx, id); err != nil {
+			h.log.Warn(what+" could not be removed", "snapshot", id, "error", err)
+		}
+	})
+}
+
+// callOff ends a restore under way whose operation was aborted, and waits until
+// nothing of it is left.
+func (h *Host) callOff(ctx context.Context, id string, v hostlink.Verdict) (was bool, err error) {
+	h.mu.Lock()
+	r, ok := h.restoring[id]
+	h.mu.Unlock()
+	if !ok || v.Committed || v.OpID != "" && r.op != v.OpID {
+		return false, nil
+	}
+	r.cancel(errCalledOff)
+	finish, err := h.claim(ctx, targetOf(id))
 	if err != nil {
-		return err
+		return true, err
 	}
-	for _, id := range open {
-		if h.find(id) != nil {
-			continue
-		}
-		t, ok, err := h.book.Tombstone(id)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			t = hostlink.Tombstone{SessionID: id, EndedAt: time.Now().UTC(), Error: "The session is not on this host any more."}
-		}
-		h.finish(t)
+	finish()
+	return true, nil
+}
+
+// OpenSnapshot opens a snapshot for another host, without the parts it has.
+func (h *Host) OpenSnapshot(ctx context.Context, id string, have []string) (io.ReadCloser, error) {
+	if !h.snapshots.Has(id) {
+		return nil, apierr.New(apierr.NotFound, "snapshot %s is not on this host", id)
 	}
-	return nil
+	return h.snapshots.Export(ctx, id, have)
+}
+
+// DeleteSnapshot removes a snapshot here and in the blob store.
+func (h *Host) DeleteSnapshot(ctx context.Context, id string) error {
+	return h.snapshots.Delete(ctx, id)
+}
+
+// OpenTemplate opens a template for another host.
+func (h *Host) OpenTemplate(hash string) (io.ReadCloser, error) {
+	if h.keeper == nil || !h.keeper.HasTemplate(hash) {
+		return nil, apierr.New(apierr.NotFound, "template %s is not on this host", hash)
+	}
+	return h.keeper.OpenTemplate(hash)
 }

@@ -1,5 +1,6 @@
 // Package session runs the sessions of one host: one goroutine owns one
-// session, from the machine it was given to the tombstone it leaves.
+// session, from the machine it was given to the tombstone it leaves, or to the
+// operation by which it goes on elsewhere (DESIGN.md).
 package session
 
 import (
@@ -7,206 +8,212 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"slices"
 	"time"
 
+	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/hostd/pool"
 	"github.com/berth-dev/berth/shared/agentlink"
-	"github.com/berth-dev/berth/shared/event"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
 )
 
-// live is a session that runs here. Its run goroutine owns the fields from rec
-// on; others send it orders or ask for its status. Those above never change.
+// phase is where a live session stands in an operation.
+type phase int
+
+const (
+	running   phase = iota
+	capturing       // it is being stopped and captured: a work is under way
+	held            // it stands still until the verdict
+	going           // it is being set going again: a work is under way
+)
+
+// live is a session whose machine is here. Its run goroutine owns the fields
+// from rec on; others send it orders. Those above never change.
 type live struct {
 	host  *Host
-	guest *pool.Guest
+	guest *pool.Guest // nil where the machine died while it was held
 	log   *slog.Logger
 	id    string
 	epoch uint64
+	gate  gate
 
-	orders chan order              // patch, end, status
+	orders chan order              // of others
 	heard  chan agentlink.Notice   // what the agent told
-	done   chan struct{}           // closed when the tombstone is written
-	cancel context.CancelCauseFunc // ends the listener
+	done   chan struct{}           // closed when the session is over here
+	cancel context.CancelCauseFunc // ends the listener and works
 	ctx    context.Context
 
 	rec        Record
+	phase      phase
+	over       bool
+	work       *work
+	waiting    []chan answer   // who is answered when the work is done
+	reach      []reach         // who waits for notices
+	died       <-chan struct{} // the machine's; nil once that is known
+	deadline   *time.Timer
+	left       *time.Timer // fires when the last client has been away long enough
+	deaf       context.CancelFunc
 	clients    int
 	hadClients bool
 	notice     uint64             // number of the last notice taken
 	tomb       hostlink.Tombstone // valid after done
 }
 
-// order is one request to the owner: exactly one of settings and end is set,
-// or neither to ask for the status. reply has room for one.
+// order is one request to the owner: exactly one field is set, or none to ask
+// for the status. reply has room for one.
 type order struct {
 	settings *hostlink.Settings
 	end      *hostlink.Tombstone
+	capture  *hostlink.Capture
+	verdict  *hostlink.Verdict
+	drop     bool   // of a target: the session ended meanwhile
+	reach    uint64 // answered when the agent's notices up to it were taken
 	reply    chan answer
 }
 
 type answer struct {
-	status hostlink.Status
-	err    error
+	status   hostlink.Status
+	captured hostlink.Captured
+	rec      Record
+	err      error
 }
 
 var errEnded = errors.New("the session has ended")
 
-func newLive(h *Host, g *pool.Guest, rec Record, st agentlink.State) *live {
+// newLive makes the owner of a session in a phase: running, held, or going.
+func newLive(h *Host, g *pool.Guest, rec Record, p phase, st agentlink.State) *live {
 	ctx, cancel := context.WithCancelCause(h.ctx)
-	return &live{host: h, guest: g, rec: rec, id: rec.Acquire.SessionID, epoch: rec.Acquire.Epoch, clients: st.Clients, hadClients: st.HadClients,
-		log:    h.log.With("session", rec.Acquire.SessionID, "machine", g.Machine.ID()),
-		orders: make(chan order), heard: make(chan agentlink.Notice), done: make(chan struct{}), ctx: ctx, cancel: cancel}
+	s := &live{host: h, guest: g, rec: rec, phase: p, id: rec.Acquire.SessionID, epoch: rec.Acquire.Epoch,
+		log:    h.log.With("session", rec.Acquire.SessionID, "machine", rec.MachineID),
+		orders: make(chan order), heard: make(chan agentlink.Notice), done: make(chan struct{}), ctx: ctx, cancel: cancel,
+		deadline: stopped(), left: stopped(), deaf: func() {}}
+	if g != nil {
+		s.died = g.Machine.Done()
+	}
+	s.gate.open = p == running
+	s.count(st)
+	return s
 }
 
-// run owns the session until it ends here.
+func stopped() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}
+
+// count takes over how many clients the agent says it has.
+func (s *live) count(st agentlink.State) {
+	s.clients, s.hadClients = max(0, st.Clients), s.hadClients || st.HadClients
+}
+
+// run owns the session until it is over here, or hostd stops.
 func (s *live) run() {
 	defer s.cancel(errEnded)
-	s.host.owners.Go(s.listen)
-	deadline := time.NewTimer(time.Until(s.rec.Acquire.ExpiresAt))
-	defer deadline.Stop()
-	left := time.NewTimer(time.Hour) // fires when the last client has been away long enough
-	left.Stop()
-	defer left.Stop()
 	s.notice = s.host.events.LastNotice(s.id)
-	s.watchClients(left)
-	for {
-		select {
-		case <-s.ctx.Done(): // hostd stops; the session goes on without it
-			return
-		case <-s.guest.Machine.Done():
-			s.end(hostlink.Tombstone{EndedAt: time.Now(), Error: "The session's machine ended unexpectedly."})
-			return
-		case <-deadline.C:
-			s.end(hostlink.Tombstone{EndedAt: s.rec.expired(), Reason: session.TimedOut})
-			return
-		case <-left.C:
-			s.end(hostlink.Tombstone{EndedAt: time.Now(), Reason: session.Disconnected})
-			return
-		case n := <-s.heard:
-			s.take(n, left)
-		case o := <-s.orders:
-			if o.end != nil {
-				s.drain(left)
-				s.end(*o.end)
-				o.reply <- answer{}
-				return
-			}
-			if o.settings != nil {
-				o.reply <- answer{err: s.patch(*o.settings)}
-				deadline.Reset(time.Until(s.rec.Acquire.ExpiresAt))
-				s.watchClients(left)
-				continue
-			}
-			o.reply <- answer{status: s.status()}
-		}
+	switch s.phase {
+	case running:
+		s.awake(session.DisconnectGrace)
+	case going:
+		s.setGoing()
+	}
+	for !s.over && s.step() {
+	}
+	s.settle()
+	s.deadline.Stop()
+	s.left.Stop()
+}
+
+// step takes one thing that happens; false when hostd stops: the session goes
+// on without it.
+func (s *live) step() bool {
+	select {
+	case <-s.ctx.Done():
+		return false
+	case <-s.died:
+		s.machineDied()
+	case <-s.deadline.C:
+		s.end(hostlink.Tombstone{EndedAt: s.rec.expired(), Reason: session.TimedOut})
+	case <-s.left.C:
+		s.end(hostlink.Tombstone{EndedAt: time.Now(), Reason: session.Disconnected})
+	case n := <-s.heard:
+		s.take(n)
+	case out := <-s.work.result():
+		s.worked(out)
+	case o := <-s.orders:
+		s.obey(o)
+	}
+	return true
+}
+
+func (s *live) obey(o order) {
+	switch {
+	case o.end != nil:
+		s.settle() // release always wins
+		s.drain()
+		s.end(*o.end)
+		o.reply <- answer{}
+	case o.drop:
+		o.reply <- answer{err: s.discard(nil)}
+	case o.settings != nil:
+		o.reply <- answer{err: s.patch(*o.settings)}
+	case o.capture != nil:
+		s.capture(*o.capture, o.reply)
+	case o.verdict != nil:
+		s.judge(*o.verdict, o.reply)
+	case o.reach > 0:
+		s.reach = append(s.reach, reach{o.reach, o.reply})
+		s.reached()
+	default:
+		o.reply <- answer{status: s.status(), rec: s.rec}
 	}
 }
 
 func (s *live) status() hostlink.Status {
-	return hostlink.Status{SessionID: s.id, Epoch: s.epoch, Since: s.rec.Since,
+	st := hostlink.Status{SessionID: s.id, Epoch: s.epoch, Since: s.rec.Since,
 		Warm: s.rec.Warm, Clients: s.clients, Setup: s.rec.Setup, SetupErr: s.rec.SetupErr, Version: s.rec.Acquire.Version}
+	if op := s.rec.Op; op != nil && !op.Going {
+		st.Held = &hostlink.Held{OpID: op.ID, Role: op.Role}
+	}
+	return st
+}
+
+// awake starts what a running session has: its clocks, its listener, its
+// tunnels. grace is what a first client has to come back.
+func (s *live) awake(grace time.Duration) {
+	s.phase = running
+	s.deadline.Reset(time.Until(s.rec.deadline()))
+	s.watchClients(grace)
+	s.hear()
+	s.gate.set(true)
+}
+
+// still stops the clocks: while a machine stands still no time of its passes.
+func (s *live) still() {
+	s.deadline.Stop()
+	s.left.Stop()
 }
 
 // watchClients starts or stops the clock of "last client left" (spec lifetime
 // rules 2 and 3).
-func (s *live) watchClients(left *time.Timer) {
+func (s *live) watchClients(grace time.Duration) {
 	counts := s.rec.Acquire.Kind == session.Browser && !s.rec.Acquire.KeepAlive
-	if counts && s.hadClients && s.clients == 0 {
-		left.Reset(session.DisconnectGrace)
+	if counts && s.hadClients && s.clients == 0 && s.phase == running {
+		s.left.Reset(grace)
 	} else {
-		left.Stop()
+		s.left.Stop()
 	}
 }
 
-// take handles what the agent told. Whoever has the machine may have the
-// agent: nothing it says is believed beyond its own session, nor without bound.
-func (s *live) take(n agentlink.Notice, left *time.Timer) {
-	s.notice = n.N
-	if n.Clients != nil && max(0, *n.Clients) != s.clients {
-		s.clients = max(0, *n.Clients)
-		s.hadClients = s.hadClients || s.clients > 0
-		s.watchClients(left)
-	}
-	if n.Setup != nil {
-		s.setupEnded(*n.Setup)
-	}
-	if n.Event != nil && slices.Contains(event.AllTypes, n.Event.Type) {
-		e := *n.Event
-		if now := time.Now(); e.At.Before(s.rec.Since) || e.At.After(now.Add(time.Minute)) {
-			e.At = now
-		}
-		if err := s.host.events.AppendNotice(s.id, n.N, e); err != nil {
-			s.log.Warn("an event was lost", "error", err)
-		}
-	}
-}
-
-// drainTime bounds the wait for what the agent had to tell before an end.
-const drainTime = 250 * time.Millisecond
-
-// drain takes in what the agent told until now, so that the last command of a
-// session that is released at once has its event too.
-func (s *live) drain(left *time.Timer) {
-	ctx, cancel := context.WithTimeout(s.ctx, drainTime)
-	defer cancel()
-	st, err := s.guest.Agent.State(ctx)
-	for err == nil && s.notice < st.LastNotice {
-		select {
-		case n := <-s.heard:
-			s.take(n, left)
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// maxSetupError bounds the setup error that goes into the record, in bytes.
-const maxSetupError = 4 << 10
-
-// setupEnded takes over how setup ended: once, and only where it was asked for.
-func (s *live) setupEnded(said agentlink.Setup) {
-	if s.rec.Setup != session.SetupRunning || said.Status != session.SetupDone && said.Status != session.SetupFailed {
+// machineDied ends the session, unless it is held: then the verdict says what
+// the death means, for the session may live on elsewhere.
+func (s *live) machineDied() {
+	s.died = nil
+	if s.phase == held {
+		s.log.Warn("the machine ended while it was held for an operation", "op", s.rec.Op.ID)
 		return
 	}
-	s.rec.Setup = said.Status
-	if said.Status == session.SetupFailed {
-		s.rec.SetupErr = event.Cut(said.Error, maxSetupError)
-	}
-	if err := s.host.book.PutSession(s.rec); err != nil {
-		s.log.Warn("the end of setup is not in the book", "error", err)
-	}
-	st := s.status()
-	s.host.tell(hostlink.Notice{Status: &st})
-}
-
-// listen follows the agent's notices, from the last one stored, across broken
-// connections, until the session ends.
-func (s *live) listen() {
-	after := s.host.events.LastNotice(s.id)
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
-		for n, err := range s.guest.Agent.Notices(s.ctx, after) {
-			if err != nil {
-				if s.ctx.Err() == nil {
-					s.log.Debug("the agent's notices broke off", "error", err)
-				}
-				break
-			}
-			wait, after = 50*time.Millisecond, n.N
-			select {
-			case s.heard <- n:
-			case <-s.ctx.Done():
-				return
-			}
-		}
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-time.After(wait):
-		}
-	}
+	s.settle()
+	s.end(hostlink.Tombstone{EndedAt: time.Now(), Error: "The session's machine ended unexpectedly."})
 }
 
 func (s *live) patch(set hostlink.Settings) error {
@@ -215,7 +222,23 @@ func (s *live) patch(set hostlink.Settings) error {
 	}
 	rec := s.rec
 	rec.Acquire.Settings, rec.Patched = set, time.Now().UTC()
-	if err := s.host.book.PutSession(rec); err != nil {
+	if err := s.write(rec); err != nil {
+		return err
+	}
+	if s.phase == running {
+		s.deadline.Reset(time.Until(s.rec.deadline()))
+		s.watchClients(session.DisconnectGrace)
+	}
+	return nil
+}
+
+// write puts the record into the book and, if that takes it, in force.
+func (s *live) write(rec Record) error {
+	put := s.host.book.PutSession
+	if rec.Op != nil && rec.Op.Role == hostlink.Target && !rec.Op.Going {
+		put = s.host.book.PutTarget
+	}
+	if err := put(rec); err != nil {
 		return err
 	}
 	s.rec = rec
@@ -229,32 +252,66 @@ func (s *live) end(t hostlink.Tombstone) {
 	s.host.bury(t, s.rec.MachineID)
 	s.tomb = t
 	s.host.finish(t)
-	close(s.done)
-	s.host.forget(s)
+	if s.rec.Op != nil || s.rec.Snapshot != "" {
+		s.host.later("the snapshots of a session that has ended", s.id, s.host.snapshots.DeleteSession)
+	}
+	s.leave()
 	s.host.tell(hostlink.Notice{Ended: &t})
 	s.log.Info("session ended", "reason", t.Reason, "error", t.Error)
-	s.host.discard(s.guest)
+}
+
+// leave makes the host forget the session and takes its machine down.
+func (s *live) leave() {
+	s.over = true
+	s.gate.set(false)
+	s.host.forget(s)
+	close(s.done)
+	if s.guest != nil {
+		s.host.discard(s.guest)
+	}
+}
+
+// kept is the machine where it keeps its memory, nil where it does not.
+func (s *live) kept() machine.Kept {
+	k, _ := s.guest.Machine.(machine.Kept)
+	return k
 }
 
 // ask sends an order to the owner and waits for its answer.
-func (s *live) ask(ctx context.Context, o order) (hostlink.Status, error) {
+func (s *live) ask(ctx context.Context, o order) (answer, error) {
 	o.reply = make(chan answer, 1)
 	select {
 	case s.orders <- o:
 	case <-s.done:
-		return hostlink.Status{}, errEnded
+		return answer{}, errEnded
+	case <-s.ctx.Done():
+		return answer{}, s.stopped()
+	case <-ctx.Done():
+		return answer{}, context.Cause(ctx)
+	}
+	select {
+	case a := <-o.reply:
+		return a, a.err
+	case <-ctx.Done():
+		return answer{}, context.Cause(ctx)
 	case <-s.ctx.Done():
 		select {
-		case <-s.done: // the owner's end also ends its context
-			return hostlink.Status{}, errEnded
+		case a := <-o.reply: // the owner's last
+			return a, a.err
 		default:
-			return hostlink.Status{}, stopping()
+			return answer{}, s.stopped()
 		}
-	case <-ctx.Done():
-		return hostlink.Status{}, context.Cause(ctx)
 	}
-	a := <-o.reply // the owner answers every order it took
-	return a.status, a.err
+}
+
+// stopped is why an owner takes no orders any more.
+func (s *live) stopped() error {
+	select {
+	case <-s.done: // the owner's end also ends its context
+		return errEnded
+	default:
+		return stopping()
+	}
 }
 
 func mustJSON(v any) json.RawMessage {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 )
 
 // Capture orders a session's host to stop its machine and to capture it.
@@ -36,10 +37,12 @@ func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
 	return c.do(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(id), nil, nil)
 }
 
-// Snapshot opens a host's snapshot as one stream; the caller closes it. A
-// stream that was cut ends with an error, never with io.EOF.
-func (c *Client) Snapshot(ctx context.Context, id string) (io.ReadCloser, error) {
-	return c.open(ctx, "/v1/snapshots/"+url.PathEscape(id))
+// Snapshot opens a host's snapshot as one stream, without the parts that the
+// caller has (hostd/snapshot); the caller closes it. A stream that was cut ends
+// with an error, never with io.EOF.
+func (c *Client) Snapshot(ctx context.Context, id string, have ...string) (io.ReadCloser, error) {
+	q := url.Values{"have": {strings.Join(have, ",")}}
+	return c.open(ctx, "/v1/snapshots/"+url.PathEscape(id)+"?"+q.Encode())
 }
 
 // Template opens a host's template as one stream, as Snapshot does.

@@ -27,6 +27,15 @@ func (t *Tx) Append(bucket string, of func(seq uint64) any) (seq uint64, err err
 	return seq, wrap(b.Put(seqKey(seq), raw), "append to", bucket)
 }
 
+// Skip counts the numbers up to n as used: the next value is numbered above it.
+func (t *Tx) Skip(bucket string, n uint64) error {
+	b, err := t.create(bucket)
+	if err != nil || b.Sequence() >= n {
+		return err
+	}
+	return wrap(b.SetSequence(n), "skip in", bucket)
+}
+
 // After calls fn for the values numbered above after, oldest first, until fn
 // returns false or an error. raw is good only during the call.
 func (t *Tx) After(bucket string, after uint64, fn func(seq uint64, raw json.RawMessage) (more bool, err error)) error {

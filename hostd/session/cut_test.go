@@ -1,0 +1,172 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"syscall"
+
+	"github.com/berth-dev/berth/hostd/machine"
+	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// how says what happens to a hostd at its n-th effect.
+type how int
+
+const (
+	fail      how = iota // the step fails, once, and does nothing
+	dieBefore            // hostd dies, and does nothing from here on
+	dieAfter             // the same, when the step has had its effect
+)
+
+// cut lets one step of many fail, or ends hostd there. nil lets all pass.
+type cut struct {
+	mu   sync.Mutex // guards what follows
+	n    int        // steps until now
+	at   int        // 0: never
+	how  how
+	dead bool
+	name string // of the step that was hit
+}
+
+var errDead = errors.New("hostd is dead")
+
+func nothing() error { return nil }
+
+func (c *cut) do(step string, effect func() error) error {
+	if c == nil {
+		return effect()
+	}
+	c.mu.Lock()
+	if c.dead {
+		c.mu.Unlock()
+		return errDead
+	}
+	c.n++
+	hit := c.n == c.at
+	if hit {
+		c.name = step
+		c.dead = c.how != fail
+	}
+	c.mu.Unlock()
+	switch {
+	case !hit:
+		return effect()
+	case c.how == fail:
+		return syscall.ENOSPC
+	case c.how == dieAfter:
+		_ = effect()
+	}
+	return errDead
+}
+
+func (c *cut) isDead() bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dead
+}
+
+// hit names the step that was hit; empty: the test came to its end before.
+func (c *cut) hit() string { c.mu.Lock(); defer c.mu.Unlock(); return c.name }
+
+// revive is the next hostd: nothing happens to it.
+func (c *cut) revive() { c.mu.Lock(); defer c.mu.Unlock(); c.dead, c.at = false, 0 }
+
+// memSnapshots is a store in memory.
+type memSnapshots struct {
+	cut *cut
+	mu  sync.Mutex
+	all map[string]memSnapshot // guarded by mu
+}
+
+type memSnapshot struct{ sessionID, state string }
+
+func newMemSnapshots() *memSnapshots { return &memSnapshots{all: map[string]memSnapshot{}} }
+
+func (m *memSnapshots) put(ctx context.Context, step, sessionID, id, state string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return m.cut.do(step, func() error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.all[id] = memSnapshot{sessionID, state}
+		return nil
+	})
+}
+
+func (m *memSnapshots) get(id string) (memSnapshot, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, ok := m.all[id]
+	if !ok {
+		return s, apierr.New(apierr.NotFound, "no snapshot %s", id)
+	}
+	return s, nil
+}
+
+func (m *memSnapshots) Write(ctx context.Context, sessionID string, o hostlink.Capture, c machine.Capture) (session.Snapshot, error) {
+	return session.Snapshot{Memory: true, Driver: "fake", CPUClass: "c", Template: "t"}, m.put(ctx, "write snapshot", sessionID, o.SnapshotID, c.(*fakeCapture).state)
+}
+
+func (m *memSnapshots) WritePortable(ctx context.Context, sessionID string, o hostlink.Capture, state io.Reader) (session.Snapshot, error) {
+	b, err := io.ReadAll(state)
+	if err != nil {
+		return session.Snapshot{}, err
+	}
+	return session.Snapshot{}, m.put(ctx, "write snapshot", sessionID, o.SnapshotID, string(b))
+}
+
+func (m *memSnapshots) Load(_ context.Context, _, id string, _ []byte) (machine.Capture, error) {
+	s, err := m.get(id)
+	return &fakeCapture{state: s.state}, err
+}
+
+func (m *memSnapshots) LoadPortable(_ context.Context, _, id string, _ []byte) (io.ReadCloser, error) {
+	s, err := m.get(id)
+	return io.NopCloser(bytes.NewReader([]byte(s.state))), err
+}
+func (m *memSnapshots) Has(id string) bool    { _, err := m.get(id); return err == nil }
+func (m *memSnapshots) Parts(string) []string { return nil }
+func (m *memSnapshots) Drop(id string) error  { return m.Delete(context.Background(), id) }
+func (m *memSnapshots) List() (_, _ []string) { return nil, nil }
+func (m *memSnapshots) Export(_ context.Context, id string, _ []string) (io.ReadCloser, error) {
+	return m.LoadPortable(context.Background(), "", id, nil)
+}
+
+func (m *memSnapshots) Import(ctx context.Context, sessionID, id string, r io.Reader) error {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	return m.put(ctx, "import snapshot", sessionID, id, string(b))
+}
+
+func (m *memSnapshots) Delete(_ context.Context, id string) error {
+	return m.cut.do("delete snapshot", func() error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.all, id)
+		return nil
+	})
+}
+
+func (m *memSnapshots) DeleteSession(_ context.Context, sessionID string) error {
+	return m.cut.do("delete snapshots", func() error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for id, s := range m.all {
+			if s.sessionID == sessionID {
+				delete(m.all, id)
+			}
+		}
+		return nil
+	})
+}
