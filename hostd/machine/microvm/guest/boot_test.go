@@ -187,6 +187,10 @@ func makeSlot(t *testing.T) *network.Slot {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.SetEgress(func(ctx context.Context) (net.Conn, error) { // accepted, and then nothing
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
 	return s
 }
 
