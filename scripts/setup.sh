@@ -8,12 +8,16 @@
 #   setup.sh bench   to measure it (the tools of test, the binaries of run)
 #   setup.sh image   only the guest image and the agent's layer
 #   setup.sh build   only the binaries
+#
+# With DRIVER=microvm, and for test and bench, also QEMU and what microVMs boot
+# from.
 # shellcheck source=lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # A command and the Debian package that brings it.
 readonly RUN_TOOLS='runc:runc mmdebstrap:mmdebstrap nft:nftables ip:iproute2 mkfs.ext4:e2fsprogs mount:mount
 	setsid:util-linux curl:curl openssl:openssl'
+readonly VM_TOOLS='qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils cpio:cpio'
 readonly TEST_TOOLS='gcc:gcc,libc6-dev node:nodejs npm:npm git:git chromium:chromium'
 
 # lacking prints the packages of those commands that are not here.
@@ -96,6 +100,13 @@ esac
 [[ $what == build ]] || need_root "make ${BERTH_TARGET:-$what}"
 need_go
 
+vm='' # not empty: microVMs too
+case $what in
+test | bench) vm=1 ;;
+run | image) [[ ${DRIVER:-} != microvm ]] || vm=1 ;;
+esac
+[[ -z $vm ]] || tools+=" $VM_TOOLS"
+
 # shellcheck disable=SC2086 # both are lists
 packages=$(lacking $tools)
 if [[ -n $packages ]]; then
@@ -104,8 +115,11 @@ if [[ -n $packages ]]; then
 	finish
 fi
 
-if [[ $what != build && ! -d $(scripts/image/build.sh --path) ]]; then
-	begin "guest image" scripts/image/build.sh # alongside: it keeps one core busy
+# Alongside: it keeps one core busy.
+if [[ -n $vm && ! -d $(scripts/image/vm.sh --path) ]]; then
+	begin "guest image and kernel" scripts/image/vm.sh
+elif [[ $what != build && ! -d $(scripts/image/build.sh --path) ]]; then
+	begin "guest image" scripts/image/build.sh
 fi
 case $what in
 test | bench)
@@ -126,4 +140,5 @@ esac
 if [[ $what == image ]]; then
 	echo "BERTH_IMAGE_BASE=$(scripts/image/build.sh --path)"
 	echo "BERTH_AGENT_LAYER=$(agent_layer "$BIN/agent")"
+	[[ -z $vm ]] || echo "BERTH_VM_FILES=$(scripts/image/vm.sh --path)"
 fi
