@@ -6,9 +6,9 @@
 #   initrd     a cpio archive (not compressed: unpacking it costs a slow guest
 #              more than reading it) with /init, /modules and their load order;
 #              the driver appends another one with /agent and /agent.args
-#   disk.ext4  the guest image as a read-only disk. It has hardly any room: the
-#              driver gives its overlay the size the session may have, and
-#              /init grows the file system to that
+#   disk.ext4  the guest image as a read-only disk, with little room: the driver
+#              makes the overlay larger by what a session may write, and /init
+#              grows the file system to the overlay's size
 #
 # The folder's name is the hash of all that goes into it; once there it never
 # changes, so a second call only prints. Usage: vm.sh [--path], which prints
