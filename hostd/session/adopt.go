@@ -93,12 +93,11 @@ func (h *Host) adoptOne(ctx context.Context, revive Revive, current Current, han
 		}
 		return h.book.DeleteMachine(handle.Spec.ID)
 	}
-	h.pool.Adopted()
 	switch {
 	case rec != nil && rec.Op != nil:
 		return h.adoptHeld(guest, *rec)
 	case rec == nil && frozen(guest): // made from a capture, and hostd died before it was anybody's
-		return h.adoptUseless(guest, nil, nil)
+		return h.adoptUseless(guest, nil, errors.New("frozen"))
 	}
 	sctx, cancel := context.WithTimeoutCause(ctx, stateTime, fmt.Errorf("no answer within %s", stateTime))
 	defer cancel()
@@ -108,6 +107,7 @@ func (h *Host) adoptOne(ctx context.Context, revive Revive, current Current, han
 		return nil
 	case rec != nil && err == nil && st.SessionID == rec.Acquire.SessionID:
 		guest.Slot.SetEgress(h.egress(rec.Acquire.SessionID, rec.Acquire.Epoch))
+		h.pool.Adopted()
 		h.own(newLive(h, guest, *rec, running, st))
 		log.Info("session adopted", "session", st.SessionID)
 		return nil
@@ -133,8 +133,10 @@ func (h *Host) adoptHeld(g *pool.Guest, rec Record) error {
 	case op.Role == hostlink.Target && op.Restored == nil:
 		return h.adoptUseless(g, &rec, errors.New("half restored"))
 	case op.Going || op.Role == hostlink.Source && op.Captured == nil:
+		h.pool.Adopted()
 		h.own(newLive(h, g, rec, going, agentlink.State{}))
 	default:
+		h.pool.Adopted()
 		h.ownHeld(g, rec)
 	}
 	h.log.Info("session adopted in an operation", "session", rec.Acquire.SessionID, "op", op.ID, "role", op.Role)
@@ -158,6 +160,7 @@ func (h *Host) ownHeld(g *pool.Guest, rec Record) {
 // older image, or its agent does not answer.
 func (h *Host) adoptUseless(g *pool.Guest, rec *Record, why error) error {
 	h.log.Warn("a machine of no more use is ended", "machine", g.Machine.ID(), "error", why)
+	h.pool.Adopted()
 	err := h.book.DeleteMachine(g.Machine.ID())
 	if rec != nil {
 		err = h.adoptDead(*rec)
@@ -217,6 +220,9 @@ func (h *Host) closeLog(id string) error {
 	case err != nil:
 		return err
 	case !ended && went && left.paused():
+		if h.events.Last(id) == left.Baggage.LastSeq { // hostd died before it could say so
+			h.paused(left)
+		}
 		return nil
 	case !ended && went:
 		return h.events.Leave(id)

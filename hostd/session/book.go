@@ -99,6 +99,7 @@ type Left struct {
 	At         time.Time        `json:"at"`
 	Kind       session.OpKind   `json:"kind"`
 	SnapshotID string           `json:"snapshotId"`
+	Memory     bool             `json:"memory"`
 	Baggage    hostlink.Baggage `json:"baggage"`
 }
 

@@ -73,8 +73,8 @@ func (c *cut) isDead() bool {
 	return c.dead
 }
 
-// hit names the step that was hit; empty: the test came to its end before.
-func (c *cut) hit() string { c.mu.Lock(); defer c.mu.Unlock(); return c.name }
+// disarm lets all pass and names the step that was hit; empty: none was.
+func (c *cut) disarm() string { c.mu.Lock(); defer c.mu.Unlock(); c.at = 0; return c.name }
 
 // revive is the next hostd: nothing happens to it.
 func (c *cut) revive() { c.mu.Lock(); defer c.mu.Unlock(); c.dead, c.at = false, 0 }
@@ -170,3 +170,8 @@ func (m *memSnapshots) DeleteSession(_ context.Context, sessionID string) error 
 		return nil
 	})
 }
+
+func (c *cut) steps() int { c.mu.Lock(); defer c.mu.Unlock(); return c.n }
+
+// arm makes the n-th step from now the one.
+func (c *cut) arm(n int, h how) { c.mu.Lock(); defer c.mu.Unlock(); c.at, c.how = c.n+n, h }

@@ -164,6 +164,7 @@ func (f *fakeGuest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	hang, refuse := f.hang, f.refuse
 	f.mu.Unlock()
 	if hang {
+		_, _ = io.Copy(io.Discard, r.Body) // before it the server does not see that the caller left
 		<-r.Context().Done()
 		return
 	}
@@ -184,7 +185,9 @@ func (f *fakeGuest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case agentlink.ControlEvents:
 		f.stream(w, r)
 	default:
-		if err := f.hold(w, r); err != nil {
+		if err := f.hold(w, r); errors.Is(err, errDead) {
+			panic(http.ErrAbortHandler)
+		} else if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	}

@@ -41,6 +41,14 @@ func newMemBook() *memBook {
 
 func (b *memBook) locked(f func()) error { b.mu.Lock(); defer b.mu.Unlock(); f(); return nil }
 
+// on is a record as it comes back from a disk: nothing of it is shared.
+func on(r Record) (copied Record) {
+	if err := json.Unmarshal(mustJSON(r), &copied); err != nil {
+		panic(err)
+	}
+	return copied
+}
+
 // write is locked for what changes the book.
 func (b *memBook) write(step string, f func()) error {
 	return b.cut.do("book: "+step, func() error { return b.locked(f) })
@@ -59,7 +67,7 @@ func (b *memBook) Machines() (out []machine.Handle, err error) {
 	})
 }
 func (b *memBook) PutSession(r Record) error {
-	return b.write("session", func() { b.sessions[r.Acquire.SessionID] = r })
+	return b.write("session", func() { b.sessions[r.Acquire.SessionID] = on(r) })
 }
 func (b *memBook) Drop(r Record) error {
 	return b.locked(func() { delete(b.sessions, r.Acquire.SessionID); delete(b.machines, r.MachineID) })
@@ -86,7 +94,7 @@ func (b *memBook) End(t hostlink.Tombstone, machineID string) error {
 	})
 }
 func (b *memBook) PutTarget(r Record) error {
-	return b.write("target", func() { b.targets[r.Acquire.SessionID] = r })
+	return b.write("target", func() { b.targets[r.Acquire.SessionID] = on(r) })
 }
 func (b *memBook) Targets() (out []Record, err error) {
 	return out, b.locked(func() {
@@ -98,7 +106,7 @@ func (b *memBook) Targets() (out []Record, err error) {
 func (b *memBook) GoOn(r Record, v hostlink.Verdict) error {
 	return b.write("go on", func() {
 		id := r.Acquire.SessionID
-		b.sessions[id], b.verdicts[v.OpID] = r, v
+		b.sessions[id], b.verdicts[v.OpID] = on(r), v
 		if r.Op.Role == hostlink.Target {
 			delete(b.targets, id)
 			delete(b.left, id)
@@ -159,6 +167,18 @@ type memEvents struct {
 	notice map[string]uint64
 	ended  map[string]bool
 	skip   map[string]uint64
+	cut    *cut
+}
+
+// write changes the log, unless hostd is dead.
+func (m *memEvents) write(f func()) error {
+	if m.cut.isDead() {
+		return errDead
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+	return nil
 }
 
 func newMemEvents() *memEvents {
@@ -166,11 +186,10 @@ func newMemEvents() *memEvents {
 }
 func (m *memEvents) Append(id string, e event.Event) error { return m.AppendNotice(id, 0, e) }
 func (m *memEvents) AppendNotice(id string, n uint64, e event.Event) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.notice[id] = max(m.notice[id], n)
-	m.events[id] = append(m.events[id], e)
-	return nil
+	return m.write(func() {
+		m.notice[id] = max(m.notice[id], n)
+		m.events[id] = append(m.events[id], e)
+	})
 }
 func (m *memEvents) LastNotice(id string) uint64 {
 	m.mu.Lock()
@@ -178,13 +197,12 @@ func (m *memEvents) LastNotice(id string) uint64 {
 	return m.notice[id]
 }
 func (m *memEvents) Finish(id string, last event.Event) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.ended[id] {
-		m.events[id] = append(m.events[id], last)
-	}
-	m.ended[id] = true
-	return nil
+	return m.write(func() {
+		if !m.ended[id] {
+			m.events[id] = append(m.events[id], last)
+		}
+		m.ended[id] = true
+	})
 }
 func (m *memEvents) Last(id string) uint64 {
 	m.mu.Lock()
@@ -192,28 +210,16 @@ func (m *memEvents) Last(id string) uint64 {
 	return m.skip[id] + uint64(len(m.events[id]))
 }
 func (m *memEvents) Begin(id string, notice, used uint64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.events[id], m.notice[id], m.skip[id] = nil, notice, used
-	return nil
+	return m.write(func() { m.events[id], m.notice[id], m.skip[id], m.ended[id] = nil, notice, used, false })
 }
 func (m *memEvents) Add(id string, events []event.Event) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.events[id] = append(m.events[id], events...)
-	return nil
+	return m.write(func() { m.events[id] = append(m.events[id], events...) })
 }
 func (m *memEvents) SetNotice(id string, n uint64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.notice[id] = n
-	return nil
+	return m.write(func() { m.notice[id] = n })
 }
 func (m *memEvents) Leave(id string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.events, id)
-	return nil
+	return m.write(func() { delete(m.events, id) })
 }
 func (m *memEvents) all(id string) []event.Event {
 	m.mu.Lock()

@@ -143,6 +143,7 @@ func (s *live) gone(out outcome) {
 	rec.Op = nil
 	if op.Role == hostlink.Target {
 		rec.Snapshot = op.SnapshotID
+		s.arrived(op) // before the book: twice is better than never
 	} else {
 		rec.Stood += time.Since(op.Since)
 	}
@@ -158,8 +159,6 @@ func (s *live) gone(out outcome) {
 	s.awake(grace)
 	if op.Role == hostlink.Source && s.host.snapshots.Has(op.SnapshotID) {
 		s.host.later("a snapshot of no more use", op.SnapshotID, s.host.snapshots.Delete)
-	} else if op.Role == hostlink.Target {
-		s.arrived(op)
 	}
 	st := s.status()
 	s.host.tell(hostlink.Notice{Status: &st})
@@ -184,7 +183,7 @@ func (s *live) discard(v *hostlink.Verdict) error {
 	op := *s.rec.Op
 	var left *Left
 	if op.Role == hostlink.Source {
-		left = &Left{SessionID: s.id, Epoch: s.epoch, At: time.Now().UTC(), Kind: op.Kind, SnapshotID: op.SnapshotID, Baggage: s.baggage(s.rec)}
+		left = &Left{SessionID: s.id, Epoch: s.epoch, At: time.Now().UTC(), Kind: op.Kind, SnapshotID: op.SnapshotID, Memory: op.Memory, Baggage: s.baggage(s.rec)}
 	}
 	if err := s.host.book.Discard(s.rec, v, left); err != nil {
 		return apierr.Wrap(err, apierr.Unavailable, "the host cannot write the verdict down; tell it again").After(time.Second)
@@ -193,14 +192,19 @@ func (s *live) discard(v *hostlink.Verdict) error {
 	case op.Role == hostlink.Target:
 		s.host.abandon(s.id, op)
 	case op.Kind == session.Pause:
-		s.host.record(s.id, event.Event{Type: event.Lifecycle, Text: "Session is paused.",
-			Data: mustJSON(map[string]any{"state": session.Paused, "reason": "paused", "memory": op.Memory})})
+		s.host.paused(*left)
 	case s.host.findTarget(s.id) == nil: // not a move to this very host
 		s.host.leaveLog(s.id)
 	}
 	s.log.Info("machine given up", "op", op.ID, "kind", op.Kind, "role", op.Role)
 	s.leave()
 	return nil
+}
+
+// paused says, in the session's log, that it is in a snapshot now.
+func (h *Host) paused(l Left) {
+	h.record(l.SessionID, event.Event{At: l.At, Type: event.Lifecycle, Text: "Session is paused.",
+		Data: mustJSON(map[string]any{"state": session.Paused, "reason": "paused", "memory": l.Memory})})
 }
 
 // baggage is what goes with the session to its next host.
