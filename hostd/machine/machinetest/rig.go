@@ -3,8 +3,9 @@
 // image with a small agent of its own (guest/) and looks at them from inside
 // and from the host.
 //
-// It needs root and the image named by BERTH_IMAGE_BASE: without them it skips
-// by name on a laptop and fails where CI=true.
+// It needs root and what machines are made of, for most drivers the image named
+// by BERTH_IMAGE_BASE: without them it skips by name on a laptop and fails where
+// CI=true.
 package machinetest
 
 import (
@@ -24,7 +25,8 @@ import (
 	"github.com/berth-dev/berth/shared/session"
 )
 
-// ImageEnv names the variable with the guest image's root folder.
+// ImageEnv names the variable with the guest image's root folder, which is what
+// most drivers make machines of.
 const ImageEnv = "BERTH_IMAGE_BASE"
 
 // Subject makes drivers to test.
@@ -33,6 +35,25 @@ type Subject struct {
 	// and the function that lets go of its machines without ending them, as a
 	// hostd that dies does.
 	New func(t testing.TB, home, base, layer string) (d machine.Driver, letGo func())
+	// BaseEnv names the variable with the folder that New gets as base; default
+	// ImageEnv.
+	BaseEnv string
+	// OwnKernel: machines have a kernel of their own.
+	OwnKernel bool
+	// Slot prepares a slot's empty network namespace, given by its name; may be
+	// nil.
+	Slot func(t testing.TB, netns string)
+	// Sibling is New for another host: it shares nothing with the first, so that
+	// what it builds is built independently. Not nil says that the driver is a
+	// machine.Keeper.
+	Sibling func(t testing.TB, home, base, layer string) (d machine.Driver, letGo func())
+}
+
+func (s Subject) baseEnv() string {
+	if s.BaseEnv == "" {
+		return ImageEnv
+	}
+	return s.BaseEnv
 }
 
 // Rig is what one test needs: a home, the layers and one driver on them.
@@ -52,9 +73,9 @@ const waitFor = 20 * time.Second
 // NewRig makes a rig whose end checks that nothing of its machines is left.
 func NewRig(t testing.TB, s Subject) *Rig {
 	t.Helper()
-	base := os.Getenv(ImageEnv)
+	base := os.Getenv(s.baseEnv())
 	if base == "" || os.Geteuid() != 0 {
-		missing := fmt.Sprintf("machinetest needs root and %s (the guest image's root, made by scripts/image)", ImageEnv)
+		missing := fmt.Sprintf("machinetest needs root and %s (made by scripts/image)", s.baseEnv())
 		if os.Getenv("CI") == "true" {
 			t.Fatal(missing)
 		}
@@ -106,6 +127,9 @@ func (r *Rig) Spec() machine.Spec {
 		r.Fatalf("make a namespace: %v: %s", err, out)
 	}
 	r.slots = append(r.slots, s)
+	if r.subject.Slot != nil {
+		r.subject.Slot(r, s.Name)
+	}
 	return r.SpecIn(s)
 }
 
