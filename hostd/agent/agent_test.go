@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -13,11 +14,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/berth-dev/berth/hostd/agent/account"
 	"github.com/berth-dev/berth/hostd/agent/browser"
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/link"
@@ -34,7 +37,37 @@ type rig struct {
 	socket  string
 	control *http.Client
 	link    *http.Client
+	parts   parts
+	mended  atomic.Int32
 }
+
+func (r *rig) mend(thaw agentlink.Thaw, asOf time.Time, _ *slog.Logger) error {
+	r.mended.Add(1)
+	if off := thaw.Now.Sub(asOf); off.Abs() > time.Minute {
+		return fmt.Errorf("off by %v", off)
+	}
+	return nil
+}
+
+// testFreeze gives the agent cgroups of its own where there is cgroup v2, else
+// signals to what it started.
+func testFreeze(t *testing.T) freeze.Config {
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		dir := filepath.Join(root, fmt.Sprintf("berth-agent-%d-%d", os.Getpid(), groups.Add(1)))
+		if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err != nil || os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		return freeze.Config{Cgroup: dir, BrowserGID: 900}
+	}
+	return freeze.Config{BrowserGID: 900}
+}
+
+var groups atomic.Int32
 
 func start(t *testing.T, kind session.Kind) *rig {
 	t.Helper()
@@ -47,18 +80,22 @@ func start(t *testing.T, kind session.Kind) *rig {
 		config: config{kind: kind, workspace: filepath.Join(dir, "workspace")}, account: account.Current(), state: filepath.Join(dir, "state"),
 		browser: browser.Config{Binary: chromium(t, kind), Profile: filepath.Join(dir, "profile"), Home: dir, Downloads: filepath.Join(dir, "workspace", "downloads")},
 	}
+	p.root, p.freeze = filepath.Join(dir, "root"), testFreeze(t)
+	r := &rig{t: t, socket: filepath.Join(dir, "agent.sock"), parts: p}
+	p.mend = r.mend // not the clock of the computer that runs the test
 	if os.Getuid() == 0 {
-		p.browser.UID, p.browser.GID = 1000, 900
+		p.browser.UID, p.browser.GID, p.browser.Groups = 1000, 900, []int{1000}
+		p.account = account.Account{Name: "user", Home: dir, UID: 1000, GID: 1000}
 		_ = os.Chown(dir, 1000, 900)
 	}
 	if err := os.Mkdir(p.workspace, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	_ = p.account.Owns(func(uid, gid int) error { return os.Chown(p.workspace, uid, gid) })
 	a, err := build(p, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, socket: filepath.Join(dir, "agent.sock")}
 	l, err := net.Listen("unix", r.socket)
 	if err != nil {
 		t.Fatal(err)

@@ -7,11 +7,14 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"time"
 
 	"github.com/berth-dev/berth/hostd/agent/account"
 	"github.com/berth-dev/berth/hostd/agent/browser"
 	"github.com/berth-dev/berth/hostd/agent/cdp"
 	"github.com/berth-dev/berth/hostd/agent/files"
+	"github.com/berth-dev/berth/hostd/agent/freeze"
+	"github.com/berth-dev/berth/hostd/agent/identity"
 	"github.com/berth-dev/berth/hostd/agent/shell"
 	"github.com/berth-dev/berth/hostd/agent/terminal"
 	"github.com/berth-dev/berth/hostd/agent/workspace"
@@ -23,6 +26,8 @@ import (
 type agent struct {
 	log      *slog.Logger
 	machine  *machine
+	freezer  *freeze.Freezer
+	capture  *capture
 	browser  *browser.Browser // nil when the kind has none
 	customer http.Handler     // of the session link
 	undo     []func()         // what close runs, last first
@@ -34,10 +39,16 @@ type parts struct {
 	account account.Account
 	state   string // folder for the agent's own files, made when missing
 	browser browser.Config
+	freeze  freeze.Config
+	root    string // whose machine-id and keys a clone gets anew
+	mend    func(t agentlink.Thaw, asOf time.Time, log *slog.Logger) error
 }
 
 func guestParts(cfg config) parts {
-	return parts{config: cfg, account: account.Guest(), state: "/run/berth-agent", browser: browser.GuestConfig()}
+	return parts{
+		config: cfg, account: account.Guest(), state: "/run/berth-agent", browser: browser.GuestConfig(), root: "/", mend: mend,
+		freeze: freeze.Config{Cgroup: "/sys/fs/cgroup", Machine: true, BrowserGID: agentlink.BrowserGID},
+	}
 }
 
 // build makes the parts that the kind has; run starts them.
@@ -55,7 +66,16 @@ func build(p parts, log *slog.Logger) (_ *agent, err error) {
 		return nil, err
 	}
 	a.undo = append(a.undo, func() { _ = tree.Close() })
-	mounts := []part{files.New(tree, p.account)}
+	a.freezer = freeze.Open(p.freeze, log)
+	a.undo = append(a.undo, func() { _ = a.freezer.Close() })
+	a.capture = &capture{
+		machine: a.machine, freezer: a.freezer, work: tree.Root, log: log, mend: p.mend,
+		identity: func(ctx context.Context) error { return identity.New(ctx, p.root, p.state) },
+	}
+	a.machine.capture = a.capture
+	disk := files.New(tree, p.account)
+	disk.Freezer = a.freezer
+	mounts := []part{disk}
 	if p.kind.HasBrowser() {
 		mounts = append(mounts, a.addBrowser(p))
 	} else {
@@ -66,7 +86,7 @@ func build(p parts, log *slog.Logger) (_ *agent, err error) {
 	} else {
 		mounts = append(mounts, noShell)
 	}
-	a.customer = customer(a.machine.taken, mounts...)
+	a.customer = customer(a.machine.taken, a.awaitThaw, mounts...)
 	return a, nil
 }
 
@@ -79,16 +99,18 @@ func openWorkspace(p parts) (*workspace.Tree, error) {
 
 func (a *agent) addBrowser(p parts) part {
 	cfg := p.browser
+	cfg.Freezer = a.freezer
 	cfg.Event = func(level, text string) {
 		if a.machine.taken() { // what befell a waiting machine is no session's concern
 			a.machine.tell(level, text, "browser")
 		}
 	}
 	a.browser = browser.New(cfg, a.log)
-	a.machine.chrome = a.browser
+	a.machine.chrome, a.capture.browser = a.browser, a.browser
 	broker := cdp.New(cdp.Config{
 		Chrome: broked{a.browser}, Downloads: cfg.Downloads,
 		OnClients: func(n int) { a.machine.notices.add(agentlink.Notice{Clients: &n}) },
+		Await:     a.awaitThaw,
 	}, a.log)
 	a.machine.counted = broker
 	a.undo = append(a.undo, broker.Close)
@@ -105,15 +127,18 @@ func (b broked) Endpoint(ctx context.Context) (cdp.Endpoint, error) {
 
 func (a *agent) addShells(p parts, tree *workspace.Tree) []part {
 	shells := shell.New(shell.Config{
-		Account: p.account, Workspace: tree, StateDir: p.state, Log: a.log,
+		Account: p.account, Workspace: tree, StateDir: p.state, Freezer: a.freezer, Log: a.log,
 		OnExec: func(d shell.Done) { a.machine.notices.event(execEvent(d)) },
 	})
-	terminals := terminal.New(terminal.Config{Account: p.account, Workspace: p.workspace, Log: a.log})
-	a.machine.shells = shells
+	terminals := terminal.New(terminal.Config{Account: p.account, Workspace: p.workspace, Freezer: a.freezer, Log: a.log})
+	a.machine.shells, a.capture.shells = shells, shells
 	a.machine.environments = []environment{shells, terminals}
 	a.undo = append(a.undo, shells.Close, terminals.Close)
 	return []part{shells, at{agentlink.PathTerminal, terminals}}
 }
+
+// awaitThaw waits while the customer's processes stand still.
+func (a *agent) awaitThaw(ctx context.Context) error { return a.freezer.Await(ctx, freeze.Customer) }
 
 func execEvent(d shell.Done) event.Event {
 	data, _ := json.Marshal(d)

@@ -55,6 +55,7 @@ type machine struct {
 	shells  shells // nil likewise
 	counted counter
 
+	capture      *capture
 	environments []environment
 	notices      *notices
 	log          *slog.Logger
@@ -140,6 +141,11 @@ func (m *machine) start(ctx context.Context, s agentlink.Start) error {
 	for _, e := range m.environments {
 		e.SetEnv(s.Env)
 	}
+	if s.Held {
+		if err := m.capture.hold(ctx); err != nil {
+			return apierr.Wrap(err, apierr.Internal, "held: %v", err)
+		}
+	}
 	if len(s.Setup) > 0 {
 		release := m.shells.Hold() // before the customer can run anything
 		m.work.Go(func() { m.runSetup(m.ctx, s.Setup, release) })
@@ -167,6 +173,7 @@ func (m *machine) control() http.Handler {
 	mux.HandleFunc(agentlink.ControlState, m.serveState)
 	mux.HandleFunc(agentlink.ControlStart, m.serveStart)
 	mux.Handle(agentlink.ControlEvents, m.notices)
+	m.capture.register(mux)
 	mux.HandleFunc("/", notFound)
 	return mux
 }

@@ -2,7 +2,7 @@
 // session's Chrome and shells, serves its files, and ends every client's
 // WebSocket; hostd and gateway only carry bytes to it.
 //
-//	fd 3 ─▶ front ─┬─ 'C' ─▶ control: state, start, notices          (hostd)
+//	fd 3 ─▶ front ─┬─ 'C' ─▶ control: state, start, notices, captures (hostd)
 //	               └─ 'L' ─▶ session link ─▶ HTTP: /exec /files /terminal /cdp …  (gateway)
 //	                                           │        │        │        │
 //	                                         shell    files   terminal   cdp ─▶ Chrome ◀─ browser
@@ -102,6 +102,7 @@ func (a *agent) run(ctx context.Context, l net.Listener) error {
 	var lineage [16]byte
 	_, _ = rand.Read(lineage[:]) // never fails
 	streams := link.Listen(link.Options{Lineage: lineage})
+	a.capture.renew = streams.Renew
 	control := newConns(l.Addr())
 	f := &front{link: streams, control: control, log: a.log}
 

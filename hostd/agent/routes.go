@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net/http"
 
 	"github.com/berth-dev/berth/hostd/agent/reply"
@@ -26,8 +27,8 @@ type at struct {
 func (a at) Register(mux *http.ServeMux) { mux.Handle(a.path, a.handler) }
 
 // customer serves a session's own work over the session link, 503 before the
-// machine has a session.
-func customer(taken func() bool, parts ...part) http.Handler {
+// machine has a session. Requests that come while it stands still wait.
+func customer(taken func() bool, awaitThaw func(context.Context) error, parts ...part) http.Handler {
 	mux := http.NewServeMux()
 	for _, p := range parts {
 		p.Register(mux)
@@ -37,6 +38,9 @@ func customer(taken func() bool, parts ...part) http.Handler {
 		if !taken() {
 			reply.Error(w, r, apierr.New(apierr.Unavailable, "the session's machine is not started"))
 			return
+		}
+		if awaitThaw(r.Context()) != nil {
+			return // the client left
 		}
 		mux.ServeHTTP(w, r)
 	})

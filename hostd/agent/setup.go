@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/hostd/agent/shell"
 	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/event"
@@ -15,6 +16,9 @@ import (
 // end. Other commands wait until release.
 func (m *machine) runSetup(ctx context.Context, commands []string, release func()) {
 	defer release()
+	if m.capture.freezer.Await(ctx, freeze.Customer) != nil {
+		return // the machine ends before it was let go
+	}
 	m.notices.add(agentlink.Notice{Setup: &agentlink.Setup{Status: session.SetupRunning}})
 	err := m.shells.RunSetup(ctx, commands, m.tellStep)
 	end := agentlink.Setup{Status: session.SetupDone}

@@ -33,6 +33,9 @@ type Config struct {
 	Chrome    Chrome
 	Downloads string      // folder that finished downloads land in
 	OnClients func(n int) // told every change of the count, in order; must not block
+	// Await, if set, is called before each message of a client's goes to Chrome,
+	// and returns when it may.
+	Await func(ctx context.Context) error
 }
 
 // chromeWait bounds how long a client waits for a Chrome that is being started.
@@ -66,6 +69,9 @@ type Broker struct {
 func New(cfg Config, log *slog.Logger) *Broker {
 	if cfg.OnClients == nil {
 		cfg.OnClients = func(int) {}
+	}
+	if cfg.Await == nil {
+		cfg.Await = func(context.Context) error { return nil }
 	}
 	ctx, end := context.WithCancel(context.Background())
 	return &Broker{
@@ -122,7 +128,7 @@ func (b *Broker) ServeCDP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer conn.Close()
-	code = newRelay(conn, rest, chrome, b.cfg.Downloads, b.log).run(b.ctx, endpoint.Gone, func() { leave(true) })
+	code = newRelay(conn, rest, chrome, b.cfg, b.log).run(b.ctx, endpoint.Gone, func() { leave(true) })
 }
 
 // enter counts a client; leave ends that, by its first call only. It must come

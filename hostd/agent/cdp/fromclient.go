@@ -72,6 +72,9 @@ func (r *relay) data(m *message, f frame) error {
 	if m.total += f.length; m.total > maxMessage || m.total < 0 {
 		return errTooBig
 	}
+	if err := r.await(); err != nil {
+		return errLeft // the relay ends
+	}
 	if m.stream || m.total > maxLooked {
 		return r.streamPart(m, f)
 	}

@@ -43,6 +43,10 @@ type relay struct {
 	log    *slog.Logger
 	names  *names
 
+	ctx   context.Context // ends when the relay does
+	end   context.CancelFunc
+	await func() error // before a message goes to Chrome
+
 	naming atomic.Bool // Chrome's messages are looked at for downloads
 
 	out     sync.Mutex // held while a frame is written to the client
@@ -52,14 +56,18 @@ type relay struct {
 	code int // of the client's Close; fromClient's until it has returned
 }
 
-func newRelay(client net.Conn, in *bufio.Reader, chrome *chromeConn, downloads string, log *slog.Logger) *relay {
-	return &relay{client: client, in: in, chrome: chrome, log: log, names: newNames(downloads)}
+func newRelay(client net.Conn, in *bufio.Reader, chrome *chromeConn, cfg Config, log *slog.Logger) *relay {
+	r := &relay{client: client, in: in, chrome: chrome, log: log, names: newNames(cfg.Downloads)}
+	r.ctx, r.end = context.WithCancel(context.Background())
+	r.await = func() error { return cfg.Await(r.ctx) }
+	return r
 }
 
 // run relays until either side ends, Chrome dies or ctx ends, and returns the
 // code of the client's Close, 0 when it went without one. Before it sends a
 // client away itself it calls dismissing.
 func (r *relay) run(ctx context.Context, chromeGone <-chan struct{}, dismissing func()) int {
+	defer r.end()
 	fromClient, fromChrome := make(chan error, 1), make(chan error, 1)
 	go func() { fromClient <- r.fromClient() }()
 	go func() { fromChrome <- r.fromChrome() }()
@@ -98,6 +106,7 @@ func (r *relay) dismiss(code int, reason string, fromClient <-chan error) error 
 	}
 	_ = r.client.SetReadDeadline(time.Now().Add(closeWait))
 	_ = r.chrome.Close()
+	r.end()
 	return <-fromClient
 }
 

@@ -18,6 +18,9 @@ import (
 // asidePrefix begins the names of files that are being written.
 const asidePrefix = ".berth-put-"
 
+// Aside says whether a file of this name is being written: no capture takes it.
+func Aside(name string) bool { return strings.HasPrefix(name, asidePrefix) }
+
 // put writes the body beside the file and renames it into place: whoever reads
 // sees the old file or the whole new one. Nothing is left of a body that breaks off.
 func (f *Files) put(w http.ResponseWriter, r *http.Request, name string) error {
@@ -40,12 +43,21 @@ func (f *Files) put(w http.ResponseWriter, r *http.Request, name string) error {
 	if err := f.makeAbove(rel); err != nil {
 		return f.tree.Error("path", name, err)
 	}
-	size, err := f.writeAside(rel, mode, r.Body)
+	aside, size, err := f.writeAside(rel, mode, r.Body)
 	if err != nil {
 		return f.putError(name, err)
 	}
-	reply.JSON(w, http.StatusOK, pathSize{f.abs(rel), size})
-	return nil
+	err = f.change(r, func() error {
+		if err := f.tree.Root.Rename(aside, rel); err != nil {
+			return f.tree.Error("path", name, err)
+		}
+		reply.JSON(w, http.StatusOK, pathSize{f.abs(rel), size})
+		return nil
+	})
+	if err != nil {
+		_ = f.tree.Root.Remove(aside)
+	}
+	return err
 }
 
 // errBody marks a failure to read the body, which is the client's.
@@ -61,11 +73,12 @@ func (f *Files) putError(name string, err error) error {
 	return f.tree.Error("path", name, err)
 }
 
-func (f *Files) writeAside(rel string, mode fs.FileMode, body io.Reader) (size int64, err error) {
-	aside := path.Join(path.Dir(rel), asidePrefix+rand.Text())
+// writeAside writes the body to a file beside rel, ready to take its place.
+func (f *Files) writeAside(rel string, mode fs.FileMode, body io.Reader) (aside string, size int64, err error) {
+	aside = path.Join(path.Dir(rel), asidePrefix+rand.Text())
 	file, err := f.tree.Root.OpenFile(aside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return 0, err
+		return "", 0, err
 	}
 	defer func() {
 		if err != nil {
@@ -74,14 +87,12 @@ func (f *Files) writeAside(rel string, mode fs.FileMode, body io.Reader) (size i
 		}
 	}()
 	if size, err = copyTo(file, bodyReader{body}); err != nil {
-		return 0, err
+		return aside, 0, err
 	}
 	// In this order: a change of owner would drop set-id bits, and until the
 	// mode is right nobody else can open the file.
-	if err = errors.Join(f.owner.Owns(file.Chown), file.Chmod(mode), file.Close()); err != nil {
-		return 0, err
-	}
-	return size, f.tree.Root.Rename(aside, rel)
+	err = errors.Join(f.owner.Owns(file.Chown), file.Chmod(mode), file.Close())
+	return aside, size, err
 }
 
 // bodyReader marks errors of the request's body.

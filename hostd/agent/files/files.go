@@ -17,6 +17,7 @@ import (
 	"syscall"
 
 	"github.com/berth-dev/berth/hostd/agent/account"
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/hostd/agent/reply"
 	"github.com/berth-dev/berth/hostd/agent/workspace"
 	"github.com/berth-dev/berth/shared/agentlink"
@@ -27,10 +28,13 @@ import (
 type Files struct {
 	tree  *workspace.Tree
 	owner account.Account // of what is made
+	// Freezer keeps changes from being made while the customer's processes stand
+	// still; nil: never. Set it before the first request.
+	Freezer *freeze.Freezer
 }
 
 // New serves tree; files and folders that it makes belong to owner.
-func New(tree *workspace.Tree, owner account.Account) *Files { return &Files{tree, owner} }
+func New(tree *workspace.Tree, owner account.Account) *Files { return &Files{tree: tree, owner: owner} }
 
 // Register mounts all paths of files on mux.
 func (f *Files) Register(mux *http.ServeMux) {
@@ -51,11 +55,11 @@ func (f *Files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	case agentlink.PathFilesMkdir:
 		if reply.Method(w, r, http.MethodPost) {
-			err = f.mkdir(w, r)
+			err = f.change(r, func() error { return f.mkdir(w, r) })
 		}
 	case agentlink.PathFilesMove:
 		if reply.Method(w, r, http.MethodPost) {
-			err = f.move(w, r)
+			err = f.change(r, func() error { return f.move(w, r) })
 		}
 	default:
 		err = apierr.New(apierr.NotFound, "path: nothing at %s", r.URL.Path)
@@ -67,6 +71,17 @@ func (f *Files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = apierr.Wrap(err, apierr.Canceled, "the client left")
 	}
 	reply.Error(w, r, err)
+}
+
+// change makes a change and answers it while nothing is frozen: what was
+// answered is in a capture.
+func (f *Files) change(r *http.Request, do func() error) error {
+	leave, err := f.Freezer.Enter(r.Context(), freeze.Customer)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return do()
 }
 
 func (f *Files) serveFile(w http.ResponseWriter, r *http.Request) error {
@@ -82,7 +97,7 @@ func (f *Files) serveFile(w http.ResponseWriter, r *http.Request) error {
 	case http.MethodPut:
 		return f.put(w, r, name)
 	case http.MethodDelete:
-		return f.remove(w, name)
+		return f.change(r, func() error { return f.remove(w, name) })
 	}
 	list, err := flag(q, "list")
 	if err != nil {

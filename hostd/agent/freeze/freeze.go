@@ -135,11 +135,22 @@ func (f *Freezer) leave(g *gate) {
 
 // Await waits until the part is not shut.
 func (f *Freezer) Await(ctx context.Context, part Part) error {
-	leave, err := f.Enter(ctx, part)
-	if err == nil {
-		leave()
+	if f == nil {
+		return nil
 	}
-	return err
+	for {
+		f.mu.Lock()
+		open := f.gates[part].open
+		f.mu.Unlock()
+		if open == nil {
+			return nil
+		}
+		select {
+		case <-open:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // Start starts a command as one of the part. The caller is between Enter and

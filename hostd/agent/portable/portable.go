@@ -53,6 +53,8 @@ type tail struct {
 
 // Writer writes a stream: NewWriter, Folder for each folder, Close.
 type Writer struct {
+	Skip func(name string) bool // if set, says which names are left out, wherever they are
+
 	tar     *tar.Writer
 	buf     []byte
 	entries int

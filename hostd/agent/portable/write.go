@@ -54,6 +54,9 @@ func (t *treeWriter) children(dir string) error {
 	}
 	slices.Sort(names)
 	for _, name := range names {
+		if t.Skip != nil && t.Skip(name) {
+			continue
+		}
 		if err := t.entry(path.Join(dir, name)); err != nil {
 			return err
 		}

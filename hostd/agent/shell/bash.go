@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/hostd/agent/account"
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 )
 
 // startLimit bounds a bash's start: it has seconds on a loaded machine, and a
@@ -51,14 +52,15 @@ type report struct {
 	bg     string
 }
 
-// startBash starts a shell and waits until it has read its prologue.
-func startBash(ctx context.Context, s *Shells) (_ *bash, err error) {
+// startBash starts a shell, as saved if that is not nil, and waits until it has
+// read its prologue.
+func startBash(ctx context.Context, s *Shells, saved *Saved) (_ *bash, err error) {
 	b := &bash{mark: newMark(), reports: make(chan report, 16), dead: make(chan struct{}), env: s.sessionEnv()}
 	b.dir = s.folder(b.mark)
 	if err := os.Mkdir(b.dir, 0o711); err != nil {
 		return nil, fmt.Errorf("start bash: %w", err)
 	}
-	pipe, err := b.launch(s)
+	pipe, err := b.launch(ctx, s, saved)
 	if err != nil {
 		os.RemoveAll(b.dir)
 		return nil, fmt.Errorf("start bash: %w", err)
@@ -66,7 +68,7 @@ func startBash(ctx context.Context, s *Shells) (_ *bash, err error) {
 	heard := make(chan struct{})
 	s.tails.Go(func() { defer close(heard); b.listen(pipe) })
 	s.tails.Go(func() { b.wait(pipe, heard) })
-	if err := b.greet(ctx); err != nil {
+	if err := b.greet(ctx, s); err != nil {
 		b.end()
 		return nil, fmt.Errorf("start bash: %w", err)
 	}
@@ -75,7 +77,7 @@ func startBash(ctx context.Context, s *Shells) (_ *bash, err error) {
 
 // launch makes the folder's content and the process; it returns the status
 // pipe's read end.
-func (b *bash) launch(s *Shells) (*os.File, error) {
+func (b *bash) launch(ctx context.Context, s *Shells, saved *Saved) (*os.File, error) {
 	if err := writeDriver(b.dir); err != nil {
 		return nil, err
 	}
@@ -97,7 +99,10 @@ func (b *bash) launch(s *Shells) (*os.File, error) {
 	b.feed = feed
 	b.cmd = s.command(bashArgs, b.env.m, b.commandMark(0))
 	b.cmd.Stdin = in
-	if err := b.cmd.Start(); err != nil {
+	if saved != nil {
+		saved.apply(b.cmd, b.commandMark(0))
+	}
+	if err := s.start(ctx, b.cmd); err != nil {
 		status.Close()
 		feed.Close()
 		return nil, err
@@ -119,9 +124,19 @@ func (s *Shells) command(args []string, env map[string]string, mark string) *exe
 	return cmd
 }
 
+// start starts a command once the customer's processes need not stand still.
+func (s *Shells) start(ctx context.Context, cmd *exec.Cmd) error {
+	leave, err := s.cfg.Freezer.Enter(ctx, freeze.Customer)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return s.cfg.Freezer.Start(freeze.Customer, cmd)
+}
+
 // greet feeds the prologue and waits for the first report.
-func (b *bash) greet(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
+func (b *bash) greet(ctx context.Context, s *Shells) error {
+	ctx, cancel := s.cfg.Freezer.WithTimeout(ctx, freeze.Customer, startLimit, context.DeadlineExceeded)
 	defer cancel()
 	if _, err := b.feed.WriteString(prologue + b.reportLine(0)); err != nil {
 		return err

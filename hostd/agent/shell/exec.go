@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/shared/apierr"
 )
 
@@ -20,6 +21,7 @@ type Command struct {
 	Cwd     string            // absolute, "" for where the shell is
 	Env     map[string]string // for this command only
 	Shell   string            // name of a persistent shell; "" for a fresh process
+	hidden  bool              // our own, while nothing else may start (Save)
 }
 
 // Sinks take a command's output. Begin, if set, is called when the command has
@@ -116,7 +118,7 @@ func (l *lane) run(ctx context.Context, c *Command, to Sinks) (Outcome, error) {
 		text = exports(b.env.m, env.m) + text
 		b.env = env
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, errTimeout)
+	ctx, cancel := s.cfg.Freezer.WithTimeout(ctx, freeze.Customer, c.Timeout, errTimeout)
 	defer cancel()
 	began, since := time.Now(), ticks()
 	begin(to)
@@ -124,6 +126,9 @@ func (l *lane) run(ctx context.Context, c *Command, to Sinks) (Outcome, error) {
 	_ = b.write(s, text) // fails only when bash is dead, which await sees
 	code, ended := b.await(ctx, id)
 	if !ended {
+		if !c.hidden {
+			defer s.stopping()()
+		}
 		b.abort(s, target{shell: b.mark, command: b.commandMark(id), bash: b.cmd.Process.Pid, since: since, spare: b.jobs}, id)
 	}
 	pipes.release()
@@ -134,6 +139,16 @@ func (l *lane) run(ctx context.Context, c *Command, to Sinks) (Outcome, error) {
 		return Outcome{}, errNotBegun
 	}
 	return outcome(ctx, s.ctx, code, ended, began)
+}
+
+// stopping keeps what is to be stopped from standing still until done is
+// called: a bash that cannot answer would be taken for one that hangs.
+func (s *Shells) stopping() (done func()) {
+	done, err := s.cfg.Freezer.Enter(s.ctx, freeze.Customer)
+	if err != nil { // the shells are closing: all of it is killed
+		return func() {}
+	}
+	return done
 }
 
 func begin(to Sinks) {

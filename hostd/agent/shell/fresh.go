@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 )
 
 // maxArg is how long one argument of a program may be, MAX_ARG_STRLEN of
@@ -19,10 +21,10 @@ const fromFile = `IFS= \builtin read -r -d '' -u 3 __berth; exec 3<&-; \builtin 
 
 // execFresh runs c in a bash of its own that keeps nothing.
 func (s *Shells) execFresh(ctx context.Context, c *Command, to Sinks) (Outcome, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, errTimeout)
+	ctx, cancel := s.cfg.Freezer.WithTimeout(ctx, freeze.Customer, c.Timeout, errTimeout)
 	defer cancel()
 	mark := newMark()
-	p, err := s.startFresh(c, mark)
+	p, err := s.startFresh(ctx, c, mark)
 	if err != nil {
 		return Outcome{}, fmt.Errorf("fresh process: %w", err)
 	}
@@ -41,7 +43,7 @@ func (s *Shells) execFresh(ctx context.Context, c *Command, to Sinks) (Outcome, 
 }
 
 // startFresh starts the process; its exit code is set when dead closes.
-func (s *Shells) startFresh(c *Command, mark string) (*freshProcess, error) {
+func (s *Shells) startFresh(ctx context.Context, c *Command, mark string) (*freshProcess, error) {
 	env := make(map[string]string)
 	for _, m := range []map[string]string{s.sessionEnv().m, c.Env} {
 		for k, v := range m {
@@ -67,7 +69,7 @@ func (s *Shells) startFresh(c *Command, mark string) (*freshProcess, error) {
 		cmd.Env = append(cmd.Env, "PWD="+c.Cwd)
 	}
 	p := &freshProcess{cmd: cmd, dead: make(chan struct{})}
-	if err := p.start(); err != nil {
+	if err := p.start(ctx, s); err != nil {
 		return nil, err
 	}
 	s.tails.Go(p.wait)

@@ -15,7 +15,7 @@ type freshProcess struct {
 }
 
 // start starts the process; on error nothing of it is left open.
-func (p *freshProcess) start() error {
+func (p *freshProcess) start(ctx context.Context, s *Shells) error {
 	var w [2]*os.File
 	for i := range w {
 		var err error
@@ -27,7 +27,7 @@ func (p *freshProcess) start() error {
 		defer w[i].Close()
 	}
 	p.cmd.Stdout, p.cmd.Stderr = w[0], w[1]
-	if err := p.cmd.Start(); err != nil {
+	if err := s.start(ctx, p.cmd); err != nil {
 		p.out[0].Close()
 		p.out[1].Close()
 		return err

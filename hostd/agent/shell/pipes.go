@@ -18,8 +18,8 @@ type pipes struct {
 	w    [2]*os.File // held until the command ended, so that readers do not see an end before its start
 }
 
-func openPipes(dir string, id uint64, who account.Account) (p *pipes, err error) {
-	p = new(pipes)
+func openPipes(dir string, id uint64, who account.Account) (_ *pipes, err error) {
+	p := new(pipes)
 	defer func() {
 		if err != nil {
 			p.abandon()

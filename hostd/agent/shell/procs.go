@@ -107,7 +107,7 @@ func killUntilGone(t target, deadline time.Time) {
 			return
 		}
 		if round >= 2 {
-			victims = freeze(t, victims, deadline)
+			victims = stopAll(t, victims, deadline)
 		}
 		for _, p := range victims {
 			send(p.ident, syscall.SIGKILL)
@@ -115,9 +115,9 @@ func killUntilGone(t target, deadline time.Time) {
 	}
 }
 
-// freeze stops victims and whatever they forked until a look finds nothing
+// stopAll stops victims and whatever they forked until a look finds nothing
 // new: the stopped ones fork no more. It returns all of them.
-func freeze(t target, victims []process, deadline time.Time) []process {
+func stopAll(t target, victims []process, deadline time.Time) []process {
 	stopped := make(map[ident]bool)
 	for {
 		fresh := false

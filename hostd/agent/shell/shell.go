@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/berth-dev/berth/hostd/agent/account"
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/hostd/agent/workspace"
 	"github.com/berth-dev/berth/shared/apierr"
 )
@@ -37,7 +38,9 @@ type Config struct {
 	StateDir string
 	// OnExec, if set, hears of every exec that ran (not of setup steps).
 	OnExec func(Done)
-	Log    *slog.Logger // slog.Default() when nil
+	// Freezer makes what the shells start stand still; nil: never.
+	Freezer *freeze.Freezer
+	Log     *slog.Logger // slog.Default() when nil
 }
 
 // Done is the data of an exec event (decisions "Streams").
@@ -164,8 +167,9 @@ type lane struct {
 	turn  chan struct{}
 	users int // guarded by Shells.mu: who runs or waits
 
-	mu   sync.Mutex
-	bash *bash // guarded by mu for its replacement; the turn's holder replaces it
+	mu    sync.Mutex
+	bash  *bash  // guarded by mu for its replacement; the turn's holder replaces it
+	saved *Saved // guarded by mu: what the next bash begins with, if not nil
 }
 
 // enter waits for the named lane's turn.
@@ -214,18 +218,33 @@ func (l *lane) ready(ctx context.Context) error {
 	if l.s.ctx.Err() != nil {
 		return errClosed
 	}
-	b, err := startBash(ctx, l.s)
+	b, err := l.start(ctx)
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
-	l.bash = b
+	l.bash, l.saved = b, nil
 	l.mu.Unlock()
 	if l.s.ctx.Err() != nil { // Close may have looked before bash stood here
 		b.end()
 		return errClosed
 	}
 	return nil
+}
+
+// start starts a bash as the one was that the lane continues, else a new one.
+func (l *lane) start(ctx context.Context) (*bash, error) {
+	l.mu.Lock()
+	saved := l.saved
+	l.mu.Unlock()
+	if saved != nil {
+		b, err := startBash(ctx, l.s, saved)
+		if err == nil || ctx.Err() != nil {
+			return b, err
+		}
+		l.s.log.Warn("a shell is not what it was", "shell", l.name, "err", err) // its folder is gone, perhaps
+	}
+	return startBash(ctx, l.s, nil)
 }
 
 func (l *lane) current() *bash {

@@ -7,6 +7,7 @@
 package terminal
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/hostd/agent/account"
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/hostd/agent/reply"
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/ws"
@@ -35,6 +37,8 @@ type Config struct {
 	// Stall is how long a client may take nothing while others wait for it;
 	// 10 s when zero.
 	Stall time.Duration
+	// Freezer makes what runs in the terminal stand still; nil: never.
+	Freezer *freeze.Freezer
 }
 
 // Terminal is the terminal of one machine. Safe for concurrent use.
@@ -45,6 +49,9 @@ type Terminal struct {
 	env    map[string]string // guarded by mu: the session's own variables
 	now    *shell            // guarded by mu: the running one, nil when none
 	closed bool              // guarded by mu
+
+	ctx context.Context // ends with Close
+	end context.CancelFunc
 }
 
 // New makes the terminal; bash starts with the first client.
@@ -55,7 +62,9 @@ func New(cfg Config) *Terminal {
 	if cfg.Stall == 0 {
 		cfg.Stall = 10 * time.Second
 	}
-	return &Terminal{cfg: cfg}
+	t := &Terminal{cfg: cfg}
+	t.ctx, t.end = context.WithCancel(context.Background())
+	return t
 }
 
 // SetEnv replaces the session's own variables for terminals that start later.
@@ -67,6 +76,7 @@ func (t *Terminal) SetEnv(env map[string]string) {
 
 // Close ends the running bash; clients see 1001.
 func (t *Terminal) Close() {
+	t.end()
 	t.mu.Lock()
 	t.closed = true
 	s := t.now
@@ -83,7 +93,7 @@ func (t *Terminal) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !reply.Method(w, r, http.MethodGet) {
 		return
 	}
-	s, err := t.running()
+	s, err := t.running(r.Context())
 	if err != nil {
 		reply.Error(w, r, err)
 		return
@@ -95,7 +105,7 @@ func (t *Terminal) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := newClient(conn)
 	for !s.attach(c) { // bash ended since: this client gets its successor
 		<-s.done
-		if s, err = t.running(); err != nil {
+		if s, err = t.running(t.ctx); err != nil {
 			conn.Close(ws.StatusGoingAway, "closing")
 			return
 		}
@@ -104,7 +114,12 @@ func (t *Terminal) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // running is the current bash, started when there is none.
-func (t *Terminal) running() (*shell, error) {
+func (t *Terminal) running(ctx context.Context) (*shell, error) {
+	leave, err := t.cfg.Freezer.Enter(ctx, freeze.Customer)
+	if err != nil {
+		return nil, apierr.Wrap(err, apierr.Canceled, "the client left")
+	}
+	defer leave()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
@@ -132,7 +147,7 @@ func (t *Terminal) start() (*shell, error) {
 	for k, v := range t.env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	tty, err := launch(cmd, t.cfg.Account)
+	tty, err := t.launch(cmd)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +167,8 @@ func (t *Terminal) start() (*shell, error) {
 
 // launch starts cmd as the leader of a session whose terminal is a new pty,
 // the account's own, so that programs can open it by name.
-func launch(cmd *exec.Cmd, who account.Account) (*os.File, error) {
+func (t *Terminal) launch(cmd *exec.Cmd) (*os.File, error) {
+	who := t.cfg.Account
 	ptm, pts, err := pty.Open()
 	if err != nil {
 		return nil, err
@@ -162,7 +178,7 @@ func launch(cmd *exec.Cmd, who account.Account) (*os.File, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Credential: who.Credential()}
 	err = errors.Join(who.Owns(pts.Chown), pty.Setsize(ptm, &pty.Winsize{Cols: startCols, Rows: startRows}))
 	if err == nil {
-		err = cmd.Start()
+		err = t.cfg.Freezer.Start(freeze.Customer, cmd)
 	}
 	defer ptm.Close()
 	if err != nil {
