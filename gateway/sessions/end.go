@@ -73,6 +73,9 @@ func (s *Service) release(ctx context.Context, found session.Session) (session.S
 // was last seen with.
 func (s *Service) cleanUp(found, ended session.Session) {
 	s.hosts.Forget(found.ID)
+	if found.Status == session.Paused {
+		s.closeLog(found, ended)
+	}
 	if snap := found.Snapshot; snap != nil {
 		s.background(func(ctx context.Context) { s.dropSnapshot(ctx, found.ID, *snap) })
 	}
@@ -86,6 +89,14 @@ func (s *Service) cleanUp(found, ended session.Session) {
 			s.endAt(ctx, ended.Host, hostlink.Tombstone{SessionID: ended.ID, Epoch: ended.Epoch, Reason: session.Released})
 		})
 	}
+}
+
+// closeLog tells the host of a paused session that it has ended: the host has
+// no machine of it, but its events, whose readers wait for the last.
+func (s *Service) closeLog(found, ended session.Session) {
+	s.background(func(ctx context.Context) {
+		s.endAt(ctx, found.Host, hostlink.Tombstone{SessionID: found.ID, Epoch: found.Epoch, Reason: ended.EndReason, Error: ended.Error})
+	})
 }
 
 // releasing is how many sessions ReleaseAll ends at once.

@@ -48,11 +48,12 @@ func (s *Service) losePaused(ctx context.Context, found session.Session, at time
 }
 
 func (s *Service) endPaused(ctx context.Context, found session.Session, at time.Time, reason session.EndReason, text string) {
-	_, already, err := s.record.EndSession(ctx, found.ID, found.Epoch, at, reason, text)
+	ended, already, err := s.record.EndSession(ctx, found.ID, found.Epoch, at, reason, text)
 	switch {
 	case err != nil:
 		s.log.Warn("a paused session is ended later", "session", found.ID, "error", err)
 	case !already:
+		s.closeLog(found, ended)
 		s.background(func(ctx context.Context) { s.dropSnapshot(ctx, found.ID, *found.Snapshot) })
 	}
 }
