@@ -34,8 +34,7 @@ func (s *live) judge(v hostlink.Verdict, reply chan answer) {
 	case s.phase == held && !forUs:
 		reply <- answer{err: s.discard(&v)}
 	case s.phase == held && s.died == nil:
-		s.end(hostlink.Tombstone{EndedAt: time.Now(), Error: "The session's machine ended unexpectedly while it stood still for " + a(op.Kind) + "."})
-		reply <- answer{err: errEnded}
+		reply <- answer{err: s.bereave(v)}
 	case s.phase == held:
 		s.goOn(v, reply)
 	case s.phase == capturing && forUs: // called off while it is captured
@@ -47,6 +46,23 @@ func (s *live) judge(v hostlink.Verdict, reply chan answer) {
 	default:
 		reply <- answer{err: fmt.Errorf("verdict on %s: committed %v contradicts what this host knows", v.OpID, v.Committed)}
 	}
+}
+
+// bereave ends a session whose verdict is for a machine that has died.
+func (s *live) bereave(v hostlink.Verdict) error {
+	op := *s.rec.Op
+	if op.Role == hostlink.Target {
+		if err := s.host.book.Discard(s.rec, &v, nil); err != nil {
+			return unwritten(err)
+		}
+	}
+	s.end(hostlink.Tombstone{EndedAt: time.Now(), Error: "The session's machine ended unexpectedly while it stood still for " + a(op.Kind) + "."})
+	return errEnded
+}
+
+// unwritten is the answer to a verdict that the book refuses.
+func unwritten(err error) error {
+	return apierr.Wrap(err, apierr.Unavailable, "the host cannot write the verdict down; tell it again").After(time.Second)
 }
 
 func unknownOp(op, id string) error {
@@ -66,7 +82,7 @@ func (s *live) goOn(v hostlink.Verdict, reply chan answer) {
 		if s.phase == capturing { // it was called off all the same, and no answer was given
 			s.setGoing()
 		}
-		reply <- answer{err: apierr.Wrap(err, apierr.Unavailable, "the host cannot write the verdict down; tell it again").After(time.Second)}
+		reply <- answer{err: unwritten(err)}
 		return
 	}
 	s.rec = rec
@@ -186,7 +202,7 @@ func (s *live) discard(v *hostlink.Verdict) error {
 		left = &Left{SessionID: s.id, Epoch: s.epoch, At: time.Now().UTC(), Kind: op.Kind, SnapshotID: op.SnapshotID, Memory: op.Memory, Baggage: s.baggage(s.rec)}
 	}
 	if err := s.host.book.Discard(s.rec, v, left); err != nil {
-		return apierr.Wrap(err, apierr.Unavailable, "the host cannot write the verdict down; tell it again").After(time.Second)
+		return unwritten(err)
 	}
 	switch {
 	case op.Role == hostlink.Target:
