@@ -1,0 +1,99 @@
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/shared/agentlink"
+)
+
+func TestHoldingAnHonestAgent(t *testing.T) {
+	now := time.Date(2026, 11, 21, 19, 0, 0, 5000, time.UTC)
+	var frozen agentlink.Freeze
+	var thawed agentlink.Thaw
+	state := strings.Repeat("state", 100_000)
+	got := make(chan int, 1)
+	a := agent(t, func(w http.ResponseWriter, r *http.Request) {
+		status := http.StatusNoContent
+		switch r.Method + " " + r.URL.Path {
+		case "POST /control/freeze":
+			_ = json.NewDecoder(r.Body).Decode(&frozen)
+		case "POST /control/thaw":
+			_ = json.NewDecoder(r.Body).Decode(&thawed)
+		case "POST /control/import":
+			n, _ := io.Copy(io.Discard, r.Body)
+			got <- int(n)
+		case "GET /control/export":
+			_, _ = io.WriteString(w, state)
+			return
+		default:
+			status = http.StatusNotFound
+		}
+		w.WriteHeader(status)
+	})
+	ctx := t.Context()
+	if err := a.Freeze(ctx, agentlink.Freeze{Portable: true}); err != nil || !frozen.Portable {
+		t.Errorf("Freeze: %v, %+v", err, frozen)
+	}
+	if err := a.Thaw(ctx, agentlink.Thaw{Now: now, Entropy: []byte("random"), Fresh: true}); err != nil || !thawed.Now.Equal(now) || string(thawed.Entropy) != "random" || !thawed.Fresh {
+		t.Errorf("Thaw: %v, %+v", err, thawed)
+	}
+	r, err := a.Export(ctx, int64(len(state)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(r); err != nil || string(b) != state {
+		t.Errorf("Export: %d bytes, %v", len(b), err)
+	}
+	r.Close()
+	if err := a.Import(ctx, strings.NewReader(state)); err != nil || <-got != len(state) {
+		t.Errorf("Import: %v", err)
+	}
+}
+
+func TestHoldingAHostileAgent(t *testing.T) {
+	endless := bytes.Repeat([]byte("x"), 1<<20)
+	a := agent(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/control/export":
+			for r.Context().Err() == nil {
+				if _, err := w.Write(endless); err != nil {
+					return
+				}
+			}
+		default:
+			http.Error(w, string(endless), http.StatusTeapot)
+		}
+	})
+	r, err := a.Export(t.Context(), 5<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.Copy(io.Discard, r); err == nil || n > 5<<20 {
+		t.Errorf("%d bytes of an endless state, %v", n, err)
+	}
+	r.Close()
+	if err := a.Import(t.Context(), strings.NewReader("s")); err == nil || len(err.Error()) > 2*maxError {
+		t.Errorf("Import: an error of %d bytes", len(err.Error()))
+	}
+	cut := agent(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(endless)
+		panic(http.ErrAbortHandler)
+	})
+	if r, err = cut.Export(t.Context(), 5<<20); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, r); err == nil {
+		t.Error("a state that was cut looks whole")
+	}
+	r.Close()
+	refusing := agent(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "not frozen", http.StatusConflict) })
+	if _, err := refusing.Export(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "not frozen") {
+		t.Errorf("a refused export: %v", err)
+	}
+}
