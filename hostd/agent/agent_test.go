@@ -71,6 +71,11 @@ var groups atomic.Int32
 
 func start(t *testing.T, kind session.Kind) *rig {
 	t.Helper()
+	return startWith(t, kind, testFreeze(t))
+}
+
+func startWith(t *testing.T, kind session.Kind, how freeze.Config) *rig {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "berth-agent-") // short, for the socket's sake
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +85,7 @@ func start(t *testing.T, kind session.Kind) *rig {
 		config: config{kind: kind, workspace: filepath.Join(dir, "workspace")}, account: account.Current(), state: filepath.Join(dir, "state"),
 		browser: browser.Config{Binary: chromium(t, kind), Profile: filepath.Join(dir, "profile"), Home: dir, Downloads: filepath.Join(dir, "workspace", "downloads")},
 	}
-	p.root, p.freeze = filepath.Join(dir, "root"), testFreeze(t)
+	p.root, p.freeze = filepath.Join(dir, "root"), how
 	r := &rig{t: t, socket: filepath.Join(dir, "agent.sock"), parts: p}
 	p.mend = r.mend // not the clock of the computer that runs the test
 	if os.Getuid() == 0 {

@@ -67,11 +67,12 @@ func (c *capture) register(mux *http.ServeMux) {
 func (c *capture) freeze(ctx context.Context, f agentlink.Freeze) error {
 	c.turn.Lock()
 	defer c.turn.Unlock()
-	if f.Portable && !c.freezer.Frozen(freeze.Customer) && c.shells != nil {
+	if f.Portable && c.saved == nil && c.shells != nil {
+		still := c.freezer.Frozen(freeze.Customer)
 		if err := c.freezer.Shut(ctx, freeze.Customer); err != nil {
 			return err
 		}
-		c.saved = c.shells.Save(ctx)
+		c.saved = c.shells.Save(ctx, still)
 	}
 	if err := c.freezer.Freeze(ctx, freeze.Customer); err != nil {
 		return err

@@ -24,7 +24,6 @@ const (
 func (b *Browser) Open(ctx context.Context) error {
 	b.mu.Lock()
 	p := b.prepared
-	b.prepared = nil
 	b.mu.Unlock()
 	if p == nil {
 		return nil
@@ -39,6 +38,9 @@ func (b *Browser) Open(ctx context.Context) error {
 		}
 		return b.Open(ctx)
 	}
+	b.mu.Lock()
+	b.prepared = nil
+	b.mu.Unlock()
 	var shown sync.WaitGroup
 	for i, t := range p.tabs {
 		show := sync.OnceFunc(shown.Done)
@@ -53,7 +55,7 @@ func (b *Browser) Open(ctx context.Context) error {
 	for i, t := range p.tabs {
 		if p.state.Tabs[i].Active {
 			if err := c.call(ctx, proto.TargetActivateTarget{TargetID: t.target}, nil); err != nil {
-				return fmt.Errorf("open pages: %w", err)
+				c.log.Warn("the page that was in front", "err", err)
 			}
 		}
 	}

@@ -36,10 +36,10 @@ const ask = `/usr/bin/env -0`
 // private are variables that bash makes anew, or that are ours.
 var private = []string{markVar, "_", "SHLVL", "PWD"}
 
-// Save describes every named shell. One that runs a command gives the
-// environment of what it runs, if that is a program. New commands must be kept
-// away meanwhile (freeze.Freezer.Shut), and the shells not stand still yet.
-func (s *Shells) Save(ctx context.Context) []Saved {
+// Save describes every named shell. One that runs a command, or any when they
+// stand still already, gives the environment of the program it runs, if it
+// runs one. New commands must be kept away meanwhile (freeze.Freezer.Shut).
+func (s *Shells) Save(ctx context.Context, still bool) []Saved {
 	s.mu.Lock()
 	lanes := make([]*lane, 0, len(s.lanes))
 	for _, l := range s.lanes {
@@ -49,14 +49,14 @@ func (s *Shells) Save(ctx context.Context) []Saved {
 	slices.SortFunc(lanes, func(a, b *lane) int { return strings.Compare(a.name, b.name) })
 	var all []Saved
 	for _, l := range lanes {
-		if saved, ok := l.save(ctx); ok {
+		if saved, ok := l.save(ctx, still); ok {
 			all = append(all, saved)
 		}
 	}
 	return all
 }
 
-func (l *lane) save(ctx context.Context) (Saved, bool) {
+func (l *lane) save(ctx context.Context, still bool) (Saved, bool) {
 	l.mu.Lock()
 	b, kept := l.bash, l.saved
 	l.mu.Unlock()
@@ -66,17 +66,25 @@ func (l *lane) save(ctx context.Context) (Saved, bool) {
 	if b == nil || !b.alive() {
 		return Saved{}, false
 	}
-	saved := Saved{Name: l.name}
-	select {
-	case l.turn <- struct{}{}:
+	saved, pid := Saved{Name: l.name}, b.cmd.Process.Pid
+	if !still && l.idle() {
 		saved.Env = l.ask(ctx, b)
 		<-l.turn
-	default:
-		saved.Env = childEnv(b.cmd.Process.Pid)
+	} else {
+		saved.Env = childEnv(pid)
 	}
-	pid := b.cmd.Process.Pid
 	procfs.AsOwner(pid, func() { saved.Cwd, _ = os.Readlink(procfs.Path(pid, "cwd")) })
 	return saved, saved.Cwd != ""
+}
+
+// idle takes the turn if nobody has it.
+func (l *lane) idle() bool {
+	select {
+	case l.turn <- struct{}{}:
+		return true
+	default:
+		return false
+	}
 }
 
 // ask gets the environment from an idle bash. The caller has the turn.
