@@ -82,7 +82,9 @@ func stopInEveryState(r *Rig) {
 			r.killFirst(s)
 			r.WantDone(m)
 		},
-		"deleted files": func(m machine.Machine, _ machine.Slot) { r.Sh(m, "rm -rf /etc /usr/bin /usr/sbin /workspace 2>/dev/null; true") },
+		"deleted files": func(m machine.Machine, _ machine.Slot) {
+			r.Sh(m, "rm -rf /etc /usr/bin /usr/sbin /workspace 2>/dev/null; true")
+		},
 		"dirty disk": func(m machine.Machine, _ machine.Slot) {
 			r.Sh(m, "dd if=/dev/zero of=/workspace/x bs=1M count=100 2>/dev/null")
 		},

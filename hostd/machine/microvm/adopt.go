@@ -4,8 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"slices"
 
 	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/hostd/machine/cgroup"
@@ -78,32 +77,47 @@ func settle(ctx context.Context, q *monitor, dir string, s state) (state, error)
 			return s, err
 		}
 	}
-	top, err := topLayer(ctx, q)
-	if err != nil || top == s.Layers[len(s.Layers)-1] {
+	return settleLayers(ctx, q, dir, s)
+}
+
+// settleLayers finds out what became of a change of layers that a hostd died in.
+func settleLayers(ctx context.Context, q *monitor, dir string, s state) (state, error) {
+	if err := cancelMerge(ctx, q); err != nil {
 		return s, err
 	}
-	// A layer was added that the state does not tell of yet.
-	if _, err := os.Stat(filepath.Join(dir, layerFile(top))); err != nil || !validLayer.MatchString(top) {
-		return s, fmt.Errorf("QEMU writes to a disk layer %q that is not here", top)
+	top, depth, err := topLayer(ctx, q)
+	if err != nil {
+		return s, err
 	}
-	s.Layers, s.Captured = append(s.Layers, top), false
+	last := s.Layers[len(s.Layers)-1]
+	switch {
+	case top == last && depth == len(s.Layers)+1:
+	case top == last && s.Merging != nil && depth == *s.Merging+2:
+		s.Layers = append(slices.Clone(s.Layers[:*s.Merging]), last)
+	case validLayer.MatchString(top) && depth == len(s.Layers)+2: // added, and not written down
+		s.Layers, s.Captured = append(slices.Clone(s.Layers), top), false
+	default:
+		return s, fmt.Errorf("QEMU writes to disk layer %q over %d others, not to %q over %d", top, depth, last, len(s.Layers)+1)
+	}
+	s.Merging = nil
 	return s, s.write(dir)
 }
 
-// topLayer is the name of the node that QEMU writes to.
-func topLayer(ctx context.Context, q *monitor) (string, error) {
+// topLayer is the name of the node that QEMU writes to, and how many are below.
+func topLayer(ctx context.Context, q *monitor) (name string, depth int, err error) {
 	var disks []struct {
 		Inserted struct {
-			Node string `json:"node-name"`
+			Node  string `json:"node-name"`
+			Depth int    `json:"backing_file_depth"`
 		} `json:"inserted"`
 	}
 	if err := q.do(ctx, "query-block", nil, &disks); err != nil {
-		return "", err
+		return "", 0, err
 	}
 	for _, disk := range disks {
 		if disk.Inserted.Node != "" {
-			return disk.Inserted.Node, nil
+			return disk.Inserted.Node, disk.Inserted.Depth, nil
 		}
 	}
-	return "", errors.New("QEMU has no disk")
+	return "", 0, errors.New("QEMU has no disk")
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -60,9 +61,18 @@ func (d *Driver) newLayer(ctx context.Context, dir, name string, size int64) (*o
 
 func (d *Driver) qemuImg() string { return filepath.Join(filepath.Dir(d.qemu), "qemu-img") }
 
-// AddLayer puts a new disk layer on top while the machine runs.
+// AddLayer puts a new disk layer on top while the machine runs. Before that
+// small layers become one, so that a session that is paused again and again
+// does not collect them.
 func (m *vm) AddLayer(ctx context.Context) error {
-	return m.change(ctx, "add a disk layer to", func(q *monitor) error { return m.addLayer(ctx, q) })
+	return m.change(ctx, "add a disk layer to", func(q *monitor) error {
+		if !m.state.Frozen {
+			if err := m.merge(ctx, q); err != nil {
+				return err
+			}
+		}
+		return m.addLayer(ctx, q)
+	})
 }
 
 // addLayer has QEMU write into a new layer from now on. The caller holds mu.
@@ -90,7 +100,7 @@ func (m *vm) addLayer(ctx context.Context, q *monitor) error {
 		return err
 	}
 	s := m.state
-	s.Layers = append(append([]string(nil), s.Layers...), name)
+	s.Layers = append(slices.Clone(s.Layers), name)
 	s.Captured = false
 	return m.put(s)
 }

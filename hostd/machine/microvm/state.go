@@ -25,6 +25,9 @@ type state struct {
 	// Captured: the topmost layer is in somebody's capture. It must not be
 	// written again under its name.
 	Captured bool `json:"captured"`
+	// Merging is how many of the layers stay below while those above become
+	// one; nil when none do.
+	Merging *int `json:"merging,omitempty"`
 }
 
 func readState(dir string) (s state, err error) {
