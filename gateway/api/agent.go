@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/api"
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/link"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -176,7 +177,11 @@ func (c *call) forwardTo(s session.Session, t toAgent) error {
 	if t.raw != nil { // lets the transport begin again when a kept stream was dead before a byte was written
 		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(t.raw)), nil }
 	}
+	if s, err = c.srv.cfg.Service.Awake(c.ctx, s); err != nil {
+		return err
+	}
 	c.watchEnd(s)
+	c.watchPause(s)
 	resp, err := c.srv.cfg.Service.AgentRoundTrip(s, req)
 	if err != nil {
 		return c.agentError(s, err)
@@ -256,6 +261,9 @@ func (c *call) agentError(s session.Session, err error) error {
 	var e *apierr.Error
 	if errors.As(err, &e) && e.Code != apierr.NotFound || c.ctx.Err() != nil {
 		return err
+	}
+	if errors.Is(err, link.ErrLineage) {
+		return apierr.Wrap(err, apierr.Unavailable, "the session went on with a fresh machine meanwhile; what ran on the old one did not")
 	}
 	if _, ended := c.srv.cfg.Service.Running(c.ctx, accounts.Caller{ProjectID: s.ProjectID}, s.ID); apierr.Is(ended, apierr.SessionNotRunning) {
 		return ended

@@ -58,6 +58,8 @@ type fakeService struct {
 	agent   http.Handler
 	agentLn net.Listener
 	rt      *http.Transport
+	book    book                                        // how the session stands
+	link    func(ctx context.Context) (net.Conn, error) // to the agent, instead of a bare connection
 }
 
 func newFake(t testing.TB) *fakeService {
@@ -86,6 +88,9 @@ func testView() sessions.View {
 }
 
 func (f *fakeService) dial(ctx context.Context) (net.Conn, error) {
+	if f.link != nil {
+		return f.link(ctx)
+	}
 	var d net.Dialer
 	return d.DialContext(ctx, "tcp", f.agentLn.Addr().String())
 }

@@ -37,6 +37,7 @@ type Service interface {
 	// Running gives a session that has not ended: 404, 409. DialAgent and
 	// AgentRoundTrip resume it if it is paused.
 	Running(ctx context.Context, caller accounts.Caller, id string) (session.Session, error)
+	standings
 	// ConnectURL gives a session's CDP WebSocket URL.
 	ConnectURL(s session.Session) string
 	// WatchEnd blocks until sockets of this session have to close and says how;

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -18,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/api"
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/link"
 	"github.com/berth-dev/berth/shared/session"
 	"github.com/berth-dev/berth/shared/token"
 )
@@ -32,7 +34,7 @@ func (c *call) connectBrowser() error {
 	if err != nil {
 		return err
 	}
-	return c.upgrade(s, agentlink.PathCDP)
+	return c.upgrade(s, agentlink.PathCDP, false)
 }
 
 func (c *call) browserVersion() error { return c.askBrowser(agentlink.PathJSONVersion) }
@@ -73,7 +75,7 @@ func (c *call) terminal(purpose token.Purpose) error {
 	if err != nil {
 		return err
 	}
-	return c.upgrade(s, agentlink.PathTerminal)
+	return c.upgrade(s, agentlink.PathTerminal, purpose == token.Live)
 }
 
 func (c *call) liveBrowser() error {
@@ -84,7 +86,7 @@ func (c *call) liveBrowser() error {
 	if err != nil {
 		return err
 	}
-	return c.upgrade(s, agentlink.PathCDP+"?viewer=1")
+	return c.upgrade(s, agentlink.PathCDP+"?viewer=1", true)
 }
 
 // openByToken checks the token of a URL whose path names the session.
@@ -111,36 +113,56 @@ func needShell(s session.Session) error {
 }
 
 // upgrade asks the agent for a WebSocket and, when it agrees, joins the two
-// connections. Whatever else the agent answers is an ordinary answer.
-func (c *call) upgrade(s session.Session, path string) error {
+// connections. Whatever else the agent answers is an ordinary answer. A paused
+// session is resumed first, unless the client only looks.
+func (c *call) upgrade(s session.Session, path string, looks bool) error {
 	if err := c.checkHandshake(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(c.ctx, upgradeTime,
-		apierr.New(apierr.Unavailable, "the session's machine did not answer within %s; try again", upgradeTime))
-	defer cancel()
-	conn, err := c.srv.cfg.Service.DialAgent(ctx, s)
-	if err != nil {
-		return c.agentError(s, err)
+	ready := c.srv.cfg.Service.Awake
+	if looks {
+		ready = func(_ context.Context, s session.Session) (session.Session, error) { return c.looking(s) }
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	resp, rest, err := c.handshake(conn, path)
-	if !stop() && err == nil {
-		err = context.Cause(ctx)
+	s, err := ready(c.ctx, s)
+	if err != nil {
+		return err
+	}
+	conn, resp, rest, err := c.reachAgent(s, path)
+	if errors.Is(err, link.ErrLineage) { // moved without its memory in that moment: once more, to the new machine
+		conn, resp, rest, err = c.reachAgent(s, path)
 	}
 	if err != nil {
-		_ = conn.Close()
-		if cause := context.Cause(ctx); cause != nil {
-			return cause
-		}
 		return c.agentError(s, err)
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		defer conn.Close()
 		return errorOf(resp)
 	}
-	c.hijack(&socket{srv: c.srv, id: c.id, op: c.op.ID, session: s, agent: conn, rest: rest, head: c.switching(resp)})
+	c.hijack(&socket{srv: c.srv, id: c.id, op: c.op.ID, session: s, looks: looks, agent: conn, rest: rest, head: c.switching(resp)})
 	return nil
+}
+
+// reachAgent opens a stream to the agent and speaks the upgrade on it; rest is
+// what the agent sent after its head.
+func (c *call) reachAgent(s session.Session, path string) (conn net.Conn, resp *http.Response, rest []byte, err error) {
+	ctx, cancel := context.WithTimeoutCause(c.ctx, upgradeTime,
+		apierr.New(apierr.Unavailable, "the session's machine did not answer within %s; try again", upgradeTime))
+	defer cancel()
+	if conn, err = c.srv.cfg.Service.DialAgent(ctx, s); err != nil {
+		return nil, nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	resp, rest, err = c.handshake(conn, path)
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = conn.Close()
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+	}
+	return conn, resp, rest, err
 }
 
 // checkHandshake refuses what is no WebSocket handshake (RFC 6455 section 4.2.1).
@@ -205,6 +227,7 @@ type socket struct {
 	srv     *Server
 	id, op  string
 	session session.Session
+	looks   bool // it is of the live view
 	agent   net.Conn
 	rest    []byte // from the agent, behind its head
 	head    []byte // the client's 101
@@ -241,7 +264,8 @@ func (k *socket) run(hijacked net.Conn) {
 	}
 	began := time.Now()
 	ends, stop := k.watchEnd()
-	why := newRelay(client, early, k.agent, k.rest).run(ends, k.srv.leaving.Done())
+	m := machine{standings: k.srv.cfg.Service, session: k.session, looks: k.looks}
+	why := newRelay(m, client, early, k.agent, k.rest).run(ends, k.srv.leaving.Done())
 	stop()
 	k.srv.cfg.Log.Debug("socket closed", "request", k.id, "operation", k.op, "session", k.session.ID, "why", why, "took", time.Since(began))
 }

@@ -405,6 +405,14 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: "link", Addr: c.LocalAddr(), Err: err}
 }
 
+// Unread is how many of the bytes written the other side has not read yet, as
+// far as it has told.
+func (c *Conn) Unread() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int(c.sq.end - c.acked)
+}
+
 // ID is the stream's id, for logs.
 func (c *Conn) ID() [16]byte { return c.id }
 

@@ -257,6 +257,10 @@ func (p *Pipe) end() {
 	p.waiting = nil
 }
 
+// Position is a copy of the parser that follows src. Only src's own Read may
+// call it, which Run calls between two steps.
+func (p *Pipe) Position() Parser { return p.parser }
+
 // AtBoundary says whether dst stands between two frames and can be written.
 func (p *Pipe) AtBoundary() bool {
 	p.mu.Lock()
