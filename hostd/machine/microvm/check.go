@@ -13,7 +13,13 @@ func (d *Driver) Check(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the microvm driver needs root: run hostd as root")
 	}
-	return errors.Join(d.checkFiles(), d.checkKernel())
+	if err := errors.Join(d.checkFiles(), d.checkKernel()); err != nil {
+		return err
+	}
+	if d.accel.name == KVM {
+		return d.trial(ctx)
+	}
+	return nil
 }
 
 func (d *Driver) checkFiles() error {

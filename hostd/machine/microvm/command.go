@@ -87,10 +87,12 @@ func (c *command) monitor(socket *os.File) {
 	c.add("-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=off", c.fd(socket)), "-mon", "chardev=qmp,mode=control")
 }
 
-// boot has QEMU start a kernel.
+// boot has QEMU start a kernel; there may be no initramfs.
 func (c *command) boot(kernel, initrd *os.File, params string) {
-	c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.fd(kernel)), "-initrd", fmt.Sprintf("/proc/self/fd/%d", c.fd(initrd)),
-		"-append", params)
+	c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.fd(kernel)), "-append", params)
+	if initrd != nil {
+		c.add("-initrd", fmt.Sprintf("/proc/self/fd/%d", c.fd(initrd)))
+	}
 }
 
 // wait has QEMU wait for a device state, which is then the file with the number.

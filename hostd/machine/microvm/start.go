@@ -70,6 +70,12 @@ func (d *Driver) start(ctx context.Context, spec machine.Spec, c machine.Capture
 	if err := t.fits(spec); err != nil {
 		return nil, err
 	}
+	return d.startFrom(ctx, t, spec, c, nil, persist)
+}
+
+// startFrom is start with everything checked. A tap is given where the slot's
+// is not to be opened.
+func (d *Driver) startFrom(ctx context.Context, t *template, spec machine.Spec, c machine.Capture, tap *os.File, persist func(machine.Handle) error) (*vm, error) {
 	own, err := json.Marshal(data{t.hash})
 	if err != nil {
 		return nil, err
@@ -82,7 +88,7 @@ func (d *Driver) start(ctx context.Context, spec machine.Spec, c machine.Capture
 	if err := os.Mkdir(d.dir(spec.ID), 0o700); err != nil {
 		return nil, err
 	}
-	l := &launch{driver: d, handle: h, template: t, dir: d.dir(spec.ID)}
+	l := &launch{driver: d, handle: h, template: t, dir: d.dir(spec.ID), tap: tap}
 	m, err := l.run(ctx, c)
 	if err == nil {
 		return m, nil
@@ -125,6 +131,7 @@ type launch struct {
 	handle   machine.Handle
 	template *template
 	dir      string
+	tap      *os.File // nil: the slot's
 	layers   []string
 	opened   []*os.File
 	process  *cgroup.Process
@@ -279,9 +286,11 @@ const deviceFD = 3
 // spawn starts QEMU, which waits for its memory and devices' state.
 func (l *launch) spawn(ctx context.Context, device *os.File) (err error) {
 	d, spec, t := l.driver, l.handle.Spec, l.template
-	tap, err := l.keep(openTap(spec.Slot.NetNS))
-	if err != nil {
-		return err
+	tap := l.tap
+	if tap == nil {
+		if tap, err = l.keep(openTap(spec.Slot.NetNS)); err != nil {
+			return err
+		}
 	}
 	var c command
 	c.wait(device)

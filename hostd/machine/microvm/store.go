@@ -25,6 +25,7 @@ import (
 //	<hash>/base        the guest image (a link to it where possible)
 //	index/<recipe>     hash of the template that was made by a recipe
 //	sums/, empty/      what is quicker to look up than to do again
+//	proofs/            what has been tried here and works
 //	.new-*             templates in the making
 //
 // A template's folder appears whole, by renaming, and never changes.

@@ -96,6 +96,11 @@ func (d *Driver) open(ctx context.Context, hash string) (*template, error) {
 		return t, nil
 	}
 	t, err := d.load(ctx, hash)
+	if err == nil {
+		if err = d.prove(ctx, t); err != nil {
+			err = errors.Join(err, t.close()) // its holder stays for the next try
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("template %.12s: %w", hash, err)
 	}
