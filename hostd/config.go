@@ -24,14 +24,18 @@ type commandLine struct {
 // hostConfig is what both commands need to know of the host.
 type hostConfig struct {
 	daemon.LogConfig
-	Home        string       `help:"Folder for this host's state." default:"/var/lib/berth/hostd" env:"BERTH_HOSTD_HOME" placeholder:"DIR"`
-	ImageBase   string       `help:"Folder with the guest image's root file system, made by 'make image'." env:"BERTH_IMAGE_BASE" placeholder:"DIR"`
-	AgentLayer  string       `help:"Folder laid over the guest image that holds usr/lib/berth/agent." env:"BERTH_AGENT_LAYER" placeholder:"DIR"`
-	Subnet      netip.Prefix `help:"Private network from which slots get their addresses, one each; no other hostd on this computer may have the same." default:"10.123.0.0/16" env:"BERTH_SLOT_SUBNET" placeholder:"CIDR"`
-	SlotPrefix  string       `help:"First part of the names of network namespaces and links; no other hostd on this computer may have the same." default:"berth" env:"BERTH_SLOT_PREFIX" placeholder:"NAME"`
-	UIDBase     uint32       `help:"First user id of the ranges that machines get, 65536 each." default:"1048576" env:"BERTH_UID_BASE" placeholder:"ID"`
-	EgressAllow string       `help:"Networks that sessions may reach although they are not public, with commas: 10.1.0.0/16,192.0.2.7/32." env:"BERTH_EGRESS_ALLOW" placeholder:"CIDR,..."`
-	Resolvers   []string     `help:"Name servers that answer machines (host:port). Default: those of /etc/resolv.conf." env:"BERTH_RESOLVERS" placeholder:"ADDR"`
+	Home          string       `help:"Folder for this host's state." default:"/var/lib/berth/hostd" env:"BERTH_HOSTD_HOME" placeholder:"DIR"`
+	Driver        string       `help:"What runs machines: microvm (QEMU, hardware between machines), oci (runc, containers that share the kernel), or auto: microvm where it works, else oci." enum:"auto,oci,microvm" default:"auto" env:"BERTH_DRIVER" placeholder:"NAME"`
+	Accel         string       `help:"What runs the instructions of microVMs: kvm, tcg (emulation, for tests: many times slower), or auto: kvm, never tcg." enum:"auto,kvm,tcg" default:"auto" env:"BERTH_ACCEL" placeholder:"NAME"`
+	VMFiles       string       `name:"vm-files" help:"Folder with kernel, initrd and disk of microVMs, made by 'make image'." env:"BERTH_VM_FILES" placeholder:"DIR"`
+	TemplateCache string       `help:"Folder for the templates that microVMs start from. Default: templates below --home." env:"BERTH_TEMPLATE_CACHE" placeholder:"DIR"`
+	ImageBase     string       `help:"Folder with the guest image's root file system, made by 'make image'." env:"BERTH_IMAGE_BASE" placeholder:"DIR"`
+	AgentLayer    string       `help:"Folder laid over the guest image that holds usr/lib/berth/agent." env:"BERTH_AGENT_LAYER" placeholder:"DIR"`
+	Subnet        netip.Prefix `help:"Private network from which slots get their addresses, one each; no other hostd on this computer may have the same." default:"10.123.0.0/16" env:"BERTH_SLOT_SUBNET" placeholder:"CIDR"`
+	SlotPrefix    string       `help:"First part of the names of network namespaces and links; no other hostd on this computer may have the same." default:"berth" env:"BERTH_SLOT_PREFIX" placeholder:"NAME"`
+	UIDBase       uint32       `help:"First user id of the ranges that machines get, 65536 each." default:"1048576" env:"BERTH_UID_BASE" placeholder:"ID"`
+	EgressAllow   string       `help:"Networks that sessions may reach although they are not public, with commas: 10.1.0.0/16,192.0.2.7/32." env:"BERTH_EGRESS_ALLOW" placeholder:"CIDR,..."`
+	Resolvers     []string     `help:"Name servers that answer machines (host:port). Default: those of /etc/resolv.conf." env:"BERTH_RESOLVERS" placeholder:"ADDR"`
 }
 
 type cleanupCmd struct{ hostConfig }
@@ -67,9 +71,6 @@ func (c hostConfig) allow() ([]netip.Prefix, error) {
 	}
 	return p, nil
 }
-
-// recipe names what machines are made from; its parts are named by their content.
-func (c hostConfig) recipe() string { return c.ImageBase + " " + c.AgentLayer }
 
 // complete fills in what depends on the computer.
 func (c *serveCmd) complete() error {

@@ -27,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/hostd/book"
 	"github.com/berth-dev/berth/hostd/eventlog"
 	"github.com/berth-dev/berth/hostd/machine"
-	"github.com/berth-dev/berth/hostd/machine/oci"
 	"github.com/berth-dev/berth/hostd/network"
 	"github.com/berth-dev/berth/hostd/pool"
 	"github.com/berth-dev/berth/hostd/server"
@@ -139,19 +138,19 @@ func openEvents(path string, log *slog.Logger) (*store.DB, error) {
 }
 
 func (h *host) openMachines(ctx context.Context) (err error) {
-	if h.driver, err = h.cfg.driver(h.log); err != nil {
-		return err
-	}
 	// Machines become this process's children when runc leaves, so that the
 	// driver reaps them at once, however slow the host's init is.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
-	if err := h.driver.Check(ctx); err != nil {
-		return fmt.Errorf("driver %s does not work on this host: %w", h.driver.Name(), err)
+	if h.driver, err = h.cfg.driver(ctx, h.log); err != nil {
+		return err
 	}
 	h.log.Info("machine driver "+h.driver.Name(), "isolation", h.driver.Isolation())
-	h.net, err = h.cfg.network(ctx, h.log)
+	if err := h.cfg.sweepOthers(ctx, h.driver.Name(), h.log); err != nil {
+		h.log.Warn("not every machine of the driver that ran here before could be removed", "error", err)
+	}
+	h.net, err = h.cfg.network(ctx, h.driver.Name() == driverMicrovm, h.log)
 	return err
 }
 
@@ -175,7 +174,7 @@ func (h *host) openSessions(ctx context.Context) error {
 	}
 	boot := pool.Bootstrap{Driver: h.driver, Persist: h.book.PutMachine, Forget: h.book.DeleteMachine,
 		Sizes: h.cfg.Sizes, Disk: h.cfg.DiskGiB << 30, Pids: h.cfg.Pids, Deadline: h.cfg.BootDeadline,
-		Template: h.cfg.recipe(), Templates: h.tmpl, MakeSlot: makeSlot,
+		Template: h.cfg.recipe(h.driver.Name()), Templates: h.tmpl, MakeSlot: makeSlot,
 		OpenSlot: func(ctx context.Context, s machine.Slot) (pool.Slot, error) { return slotOf(h.net.Adopt(ctx, s)) }}
 	h.pool = pool.New(pool.Config{Target: target, Minimum: minimum, Parallel: h.cfg.PoolParallel, Pace: h.cfg.PoolPace, Calm: h.cfg.PoolCalm,
 		MaxAge: h.cfg.PoolMaxAge, MaxTotal: h.cfg.MaxMachines}, boot.Boot, h.log)
@@ -322,17 +321,9 @@ func (h *host) close() error {
 	return errors.Join(errs...)
 }
 
-// driver makes the driver that the flags ask for.
-func (c hostConfig) driver(log *slog.Logger) (machine.Driver, error) {
-	for flag, dir := range map[string]string{"--image-base": c.ImageBase, "--agent-layer": c.AgentLayer} {
-		if dir == "" {
-			return nil, fmt.Errorf("%s is not set: 'make image' builds the guest image and says where it is", flag)
-		}
-	}
-	return oci.New(oci.Config{Home: filepath.Join(c.Home, "machines"), ImageBase: c.ImageBase, AgentLayer: c.AgentLayer, Log: log})
-}
-
-func (c hostConfig) network(ctx context.Context, log *slog.Logger) (*network.Network, error) {
+// network opens the slots; tap gives each a device for a machine with a kernel of
+// its own.
+func (c hostConfig) network(ctx context.Context, tap bool, log *slog.Logger) (*network.Network, error) {
 	allow, err := c.allow()
 	if err != nil {
 		return nil, err
@@ -343,7 +334,7 @@ func (c hostConfig) network(ctx context.Context, log *slog.Logger) (*network.Net
 			return nil, fmt.Errorf("--resolvers: %q is not like 9.9.9.9:53: %w", r, err)
 		}
 	}
-	return network.Open(ctx, network.Config{Name: c.SlotPrefix, Subnet: c.Subnet, UIDBase: c.UIDBase, Allow: allow, Resolvers: resolvers, Log: log})
+	return network.Open(ctx, network.Config{Name: c.SlotPrefix, Subnet: c.Subnet, UIDBase: c.UIDBase, Allow: allow, Resolvers: resolvers, Tap: tap, Log: log})
 }
 
 // run ends everything below Home and forgets it.
@@ -359,15 +350,10 @@ func (c cleanupCmd) run(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
-	driver, err := c.driver(log)
+	n, err := c.network(ctx, false, log)
 	if err != nil {
 		return err
 	}
-	n, err := c.network(ctx, log)
-	if err != nil {
-		return err
-	}
-	none := func(string) bool { return false }
 	b := book.New(db)
 	// Sessions stay in the book: the next start finds their machines gone and
 	// leaves tombstones for the record.
@@ -375,5 +361,5 @@ func (c cleanupCmd) run(ctx context.Context) error {
 	for _, h := range handles {
 		err = errors.Join(err, b.DeleteMachine(h.Spec.ID))
 	}
-	return errors.Join(err, driver.Sweep(ctx, none), n.Destroy(ctx))
+	return errors.Join(err, c.sweepOthers(ctx, "", log), n.Destroy(ctx))
 }
