@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,7 +30,8 @@ type scenario struct {
 type faultRig struct {
 	*rig
 	id   string
-	heal []func()
+	mu   sync.Mutex
+	heal []func() // guarded by mu: hosts break while the gateway works
 	ctx  context.Context
 	cut  context.CancelCauseFunc // the client leaves
 }
@@ -59,17 +61,17 @@ var hostFaults = map[string]func(f *faultRig, host *fakeHost, step string) *faul
 	"answer lost": func(*faultRig, *fakeHost, string) *fault { return &fault{lost: true} },
 	"hangs": func(f *faultRig, _ *fakeHost, _ string) *fault {
 		hang := make(chan struct{})
-		f.heal = append(f.heal, func() { close(hang) })
+		f.later(func() { close(hang) })
 		return &fault{hang: hang}
 	},
 	"restarts": func(f *faultRig, host *fakeHost, _ string) *fault { // unreachable after the order; machines stay
 		f.hosts.setAway(host.name, true)
-		f.heal = append(f.heal, func() { f.hosts.setAway(host.name, false) })
+		f.later(func() { f.hosts.setAway(host.name, false) })
 		return &fault{lost: true}
 	},
 	"restarts before": func(f *faultRig, host *fakeHost, _ string) *fault {
 		f.hosts.setAway(host.name, true)
-		f.heal = append(f.heal, func() { f.hosts.setAway(host.name, false) })
+		f.later(func() { f.hosts.setAway(host.name, false) })
 		return &fault{refuse: apierr.New(apierr.Unavailable, "going down")}
 	},
 	"is lost": func(f *faultRig, host *fakeHost, _ string) *fault {
@@ -115,6 +117,13 @@ func scenarios() (all []scenario) {
 	return all
 }
 
+// later adds to what heals the world.
+func (f *faultRig) later(heal func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.heal = append(f.heal, heal)
+}
+
 // failOnce makes a host fail the first order of a step.
 func (f *faultRig) failOnce(host, step, what string) {
 	h := f.hosts.hosts[host]
@@ -139,7 +148,7 @@ func (f *faultRig) dieAt(step string) {
 		}
 		return nil
 	}
-	f.heal = append(f.heal, func() {
+	f.later(func() {
 		old := f.use
 		f.use = New(old.cfg, f.record, f.hosts, slog.New(slog.DiscardHandler))
 		f.use.pace = hasty
@@ -183,9 +192,12 @@ func TestOperationsUnderFaults(t *testing.T) {
 			t.Parallel()
 			f := newFaultRig(t, c)
 			err := f.play(c)
+			f.use.after.wait()
+			f.mu.Lock()
 			for _, heal := range f.heal {
 				heal()
 			}
+			f.mu.Unlock()
 			f.run()
 			defer func() {
 				if t.Failed() {
@@ -213,7 +225,6 @@ func (f *faultRig) play(c scenario) (err error) {
 		_, err = f.use.Pause(f.ctx, f.caller, f.id)
 	case session.Resume:
 		_, err = f.use.Resume(f.ctx, f.caller, f.id)
-		f.use.after.wait() // a client that has left sees no end
 	default:
 		_, _, err = f.use.Move(f.ctx, f.caller, f.id, MoveRequest{Host: c.to})
 	}

@@ -77,6 +77,8 @@ func (s *Service) ofOperation(ctx context.Context, host string, c *hostlink.Clie
 		v.Committed = session.SourceVerdict(found, host, st.Epoch)
 	}
 	s.log.Info("telling a host a verdict that it waits for", "session", found.ID, "operation", v.OpID, "committed", v.Committed, "host", host)
+	ctx, cancel := context.WithTimeout(ctx, s.pace.tell)
+	defer cancel()
 	if err := c.Verdict(ctx, found.ID, v); err != nil && !apierr.Is(err, apierr.NotFound) {
 		s.log.Warn("a host hears a verdict later", "session", found.ID, "operation", v.OpID, "host", host, "error", err)
 	}
@@ -92,9 +94,7 @@ func (s *Service) compareSnapshots(ctx context.Context, host string, c *hostlink
 			continue
 		}
 		s.log.Info("deleting a snapshot that nothing refers to", "snapshot", id, "host", host)
-		if err := c.DeleteSnapshot(ctx, id); err != nil {
-			s.log.Warn("a snapshot is deleted later", "snapshot", id, "host", host, "error", err)
-		}
+		s.deleteSnapshot(ctx, host, c, id)
 	}
 	for _, id := range inv.Durable {
 		found, ok := view.SessionOfSnapshot(id)
@@ -104,6 +104,14 @@ func (s *Service) compareSnapshots(ctx context.Context, host string, c *hostlink
 		if err := s.record.SnapshotDurable(ctx, found.ID, id); err != nil {
 			s.log.Warn("a durable snapshot is noted later", "snapshot", id, "error", err)
 		}
+	}
+}
+
+func (s *Service) deleteSnapshot(ctx context.Context, host string, c *hostlink.Client, id string) {
+	ctx, cancel := context.WithTimeout(ctx, s.pace.tell)
+	defer cancel()
+	if err := c.DeleteSnapshot(ctx, id); err != nil {
+		s.log.Warn("a snapshot is deleted later", "snapshot", id, "host", host, "error", err)
 	}
 }
 

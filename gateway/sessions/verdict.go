@@ -40,11 +40,11 @@ func (o *operation) giveUp(why error) error {
 	if errors.Is(why, errDied) {
 		return why
 	}
+	why = fmt.Errorf("%s: %w", o.op.Kind, causeOf(o.ctx, why)) // now: the abort ends ctx too
 	o.s.log.Warn("operation given up", "operation", o.op.ID, "kind", o.op.Kind, "session", o.found.ID, "error", why)
 	_, _, err := o.propose(func(ctx context.Context) (session.Session, bool, error) {
 		return o.s.record.AbortOperation(ctx, o.found.ID, o.op.ID)
 	})
-	why = fmt.Errorf("%s: %w", o.op.Kind, causeOf(o.ctx, why))
 	if err != nil {
 		_ = o.without(err) // the reason is the better answer
 		return why
@@ -150,12 +150,11 @@ func (s *Service) endAt(ctx context.Context, host string, t hostlink.Tombstone) 
 // dropSnapshot deletes the snapshot of a session that has ended.
 func (s *Service) dropSnapshot(ctx context.Context, id string, snap session.Snapshot) {
 	c, err := s.hosts.Client(snap.Host)
-	if err == nil {
-		err = c.DeleteSnapshot(ctx, snap.ID)
-	}
 	if err != nil {
 		s.log.Warn("a snapshot is deleted later", "session", id, "snapshot", snap.ID, "host", snap.Host, "error", err)
+		return
 	}
+	s.deleteSnapshot(ctx, snap.Host, c, snap.ID)
 }
 
 // background does something after the answer, not for long. Run waits for it.

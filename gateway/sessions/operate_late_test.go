@@ -1,0 +1,184 @@
+package sessions
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// An inventory may be older than the record: what an operation is about to
+// change, or has just changed, is neither lost nor stray.
+func TestReconcileLeavesOperationsAlone(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	s := r.create()
+	r.use.cfg.CreateDeadline = -undoTime // nothing is too young
+	compare := func(host string, sessions ...hostlink.Status) {
+		t.Helper()
+		c, err := r.hosts.Client(host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		inv := hostlink.Inventory{Host: host, Sessions: sessions}
+		for _, h := range r.host.world.hosts {
+			for id := range h.snapshots {
+				inv.Snapshots = append(inv.Snapshots, id)
+			}
+		}
+		r.use.compare(t.Context(), host, c, inv, time.Now())
+	}
+	begun, goOn := r.held(r.host, "capture")
+	done := make(chan error)
+	go func() { done <- r.operate(session.Move, s.ID, "h2") }()
+	<-begun
+	compare("h1")                                                                        // the source's machine is not to be seen
+	compare("h1", hostlink.Status{SessionID: s.ID, Epoch: 1})                            // not held yet
+	compare("h2", hostlink.Status{SessionID: s.ID, Epoch: 2})                            // the target is at work
+	compare("h2", held(s.ID, 2, r.session(s.ID).Op.ID, hostlink.Target))                 // and done
+	compare("h1", held(s.ID, 1, r.session(s.ID).Op.ID, hostlink.Source))                 // and the source waits
+	compare("h2", hostlink.Status{SessionID: s.ID, Epoch: 2}, hostlink.Status{Epoch: 9}) // beside a stranger
+	if now := r.session(s.ID); now.Status != session.Running || now.Op == nil || !r.host.has(s.ID) {
+		t.Fatalf("%+v", now)
+	}
+	goOn()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.use.Pause(t.Context(), r.caller, s.ID); err != nil {
+		t.Fatal(err)
+	}
+	compare("h2", hostlink.Status{SessionID: s.ID, Epoch: 2}) // as it was before the pause
+	if now := r.session(s.ID); now.Status != session.Paused {
+		t.Fatalf("%+v", now)
+	}
+	if len(r.second().snapshots) == 0 {
+		t.Error("the snapshot of a paused session was deleted")
+	}
+}
+
+func held(id string, epoch uint64, op string, role hostlink.Role) hostlink.Status {
+	return hostlink.Status{SessionID: id, Epoch: epoch, Held: &hostlink.Held{OpID: op, Role: role}}
+}
+
+// A machine that was resumed a moment ago may be missing in an inventory made
+// before: the session's age does not tell.
+func TestAResumedSessionIsYoungAgain(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	r.paused("s", time.Hour, false)
+	asked := time.Now()
+	before := r.host.inventory()
+	v, err := r.use.Resume(t.Context(), r.caller, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := r.hosts.Client("h1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	r.use.compare(t.Context(), "h1", c, before, asked)
+	if now := r.session("s"); now.Status != session.Running || !v.Session.PlacedAt.Equal(now.PlacedAt) {
+		t.Errorf("%+v", now)
+	}
+}
+
+// A host that failed to hear a verdict hears it before its next order.
+func TestTheNextOrderBringsTheVerdictBefore(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	s := r.create()
+	lose := func(host *fakeHost, steps ...string) {
+		r.setFault(host, func(at string) *fault {
+			for _, step := range steps {
+				if step == at {
+					return &fault{refuse: apierr.New(apierr.Internal, "broken")}
+				}
+			}
+			return nil
+		})
+	}
+	lose(r.second(), "restore")
+	lose(r.host, "verdict")
+	if err := r.operate(session.Move, s.ID, "h2"); err == nil {
+		t.Fatal("moved to a broken host")
+	}
+	if _, held := r.host.world.machines(s.ID); held != 1 {
+		t.Fatalf("%d machines wait for a verdict", held)
+	}
+	lose(r.host)
+	lose(r.second())
+	if err := r.operate(session.Move, s.ID, "h2"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Events that are followed from now on go on at the host that a session moved to.
+func TestEventStreamFollowsAMove(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	r.use.cfg.HostLostAfter = 5 * time.Second
+	s := r.create()
+	following, moved := make(chan struct{}), make(chan struct{})
+	r.host.events = func(w http.ResponseWriter, _ *http.Request) {
+		w.(http.Flusher).Flush()
+		close(following)
+		<-moved
+		panic(http.ErrAbortHandler)
+	}
+	r.second().events = func(w http.ResponseWriter, req *http.Request) {
+		if req.FormValue("after") != fmt.Sprint(hostlink.FromNow) {
+			t.Errorf("asked after %s", req.FormValue("after"))
+		}
+		fmt.Fprintln(w, `{"seq":9,"type":"lifecycle"}`)
+	}
+	events, err := r.use.FollowEvents(t.Context(), r.caller, s.ID, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(moved)
+		<-following
+		if err := r.operate(session.Move, s.ID, "h2"); err != nil {
+			t.Error(err)
+		}
+	}()
+	var got []uint64
+	for e, err := range events {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, e.Seq)
+	}
+	if len(got) != 1 || got[0] != 9 {
+		t.Errorf("events %v", got)
+	}
+}
+
+// A host that hangs holds its operation, and a request that waits for it, only
+// until the deadline.
+func TestDeadlineUndoesAnOperation(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	r.use.cfg.OperationDeadline = 300 * time.Millisecond
+	s := r.create()
+	begun, goOn := r.held(r.second(), "restore")
+	defer goOn()
+	done := make(chan error)
+	go func() { done <- r.operate(session.Move, s.ID, "h2") }()
+	<-begun
+	now, err := r.use.Awake(t.Context(), s)
+	if err != nil || now.Host != "h1" || now.Status != session.Running {
+		t.Errorf("awake as %+v, %v", now, err)
+	}
+	wantCode(t, <-done, apierr.Timeout)
+	if run, held := r.host.world.machines(s.ID); held != 0 || len(run) != 1 {
+		t.Errorf("runs at %v, %d held", run, held)
+	}
+}
