@@ -614,6 +614,9 @@ type PlanLimit = Error
 // RangeNotSatisfiable defines model for RangeNotSatisfiable.
 type RangeNotSatisfiable = Error
 
+// ResumeLimit defines model for ResumeLimit.
+type ResumeLimit = Error
+
 // SessionNotRunning defines model for SessionNotRunning.
 type SessionNotRunning = Error
 
