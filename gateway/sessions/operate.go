@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/berth-dev/berth/gateway/placement"
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
@@ -21,7 +20,6 @@ type operation struct {
 	s       *Service
 	found   session.Session // as it was opened
 	op      session.Operation
-	to      placement.Host // of a resume or move
 	timings Timings
 
 	ctx  context.Context // ends at the deadline, and when the record has decided
@@ -32,14 +30,14 @@ type operation struct {
 const verdictTime = 5 * time.Second
 
 // open begins an operation in the record.
-func (s *Service) open(ctx context.Context, found session.Session, op session.Operation, to placement.Host) (*operation, error) {
+func (s *Service) open(ctx context.Context, found session.Session, op session.Operation) (*operation, error) {
 	ctx = context.WithoutCancel(ctx)
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	op.ID, op.By, op.StartedAt, op.Deadline = uuid.NewString(), s.run, now, now.Add(s.cfg.OperationDeadline)
 	if op.SnapshotID == "" {
 		op.SnapshotID = op.ID
 	}
-	o := &operation{s: s, found: found, op: op, to: to}
+	o := &operation{s: s, found: found, op: op}
 	err := s.step("open")
 	if err == nil {
 		o.found, err = s.record.OpenOperation(ctx, found.ID, op, newKey())

@@ -82,7 +82,7 @@ func (h *fakeHost) capture(id string, in hostlink.Capture) (any, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	st, ok := h.running[id]
-	if !ok || st.Epoch != in.Epoch || len(in.Key) != 32 {
+	if !ok || st.Epoch != in.Epoch || len(in.Key) != 32 || in.Kind != session.Pause && in.Kind != session.Move {
 		return nil, apierr.New(apierr.SessionNotRunning, "no such machine")
 	}
 	if st.Held != nil && st.Held.OpID != in.OpID {
@@ -101,7 +101,7 @@ func (h *fakeHost) restore(id string, in hostlink.Restore) (any, error) {
 	if h.full {
 		return nil, apierr.New(apierr.NoCapacity, "full")
 	}
-	if !have || len(in.Key) != 32 {
+	if !have || len(in.Key) != 32 || in.Kind != session.Resume && in.Kind != session.Move {
 		return nil, fmt.Errorf("no snapshot %s, asked at %q", in.Snapshot.ID, in.From)
 	}
 	if st, ok := h.targets[id]; ok && st.Held.OpID != in.OpID {

@@ -39,7 +39,7 @@ func (s *Service) pause(ctx context.Context, found session.Session) (session.Ses
 	if err := s.mayCapture(found, op); err != nil {
 		return found, err
 	}
-	o, err := s.open(ctx, found, op, placement.Host{})
+	o, err := s.open(ctx, found, op)
 	if err != nil {
 		return found, err
 	}
@@ -88,7 +88,7 @@ func (s *Service) move(ctx context.Context, found session.Session, to placement.
 	if err := s.mayCapture(found, op); err != nil {
 		return found, Timings{}, false, err
 	}
-	o, err := s.open(ctx, found, op, to)
+	o, err := s.open(ctx, found, op)
 	if err != nil {
 		return found, Timings{}, false, err
 	}

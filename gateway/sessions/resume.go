@@ -116,7 +116,7 @@ func (s *Service) resumeSomewhere(ctx context.Context, found session.Session) (s
 
 func (s *Service) resumeAt(ctx context.Context, found session.Session, to placement.Host) (_ session.Session, next bool, _ error) {
 	o, err := s.open(ctx, found, session.Operation{Kind: session.Resume, To: to.Name, Region: to.Region, Epoch: found.Epoch + 1,
-		SnapshotID: found.Snapshot.ID, Portable: !found.Snapshot.Memory}, to)
+		SnapshotID: found.Snapshot.ID, Portable: !found.Snapshot.Memory})
 	if err != nil {
 		return found, false, err
 	}

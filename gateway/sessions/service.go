@@ -66,10 +66,10 @@ type pace struct {
 	look      time.Duration // between looks at what is overdue
 	reconcile time.Duration // between inventories
 	host      time.Duration // how long a host may be away that an operation needs: about a restart of hostd
-	tell      time.Duration // for a host to take a verdict
+	tell      time.Duration // for a host to take a verdict, and for the machine to go on after it
 }
 
-var usualPace = pace{look: time.Second, reconcile: 10 * time.Second, host: 5 * time.Second, tell: endTime}
+var usualPace = pace{look: time.Second, reconcile: 10 * time.Second, host: 5 * time.Second, tell: 30 * time.Second}
 
 // runMark parts a gateway's name from what tells its runs apart.
 const runMark = "#"

@@ -142,7 +142,8 @@ func (s *Service) tell(ctx context.Context, host, id string, v hostlink.Verdict)
 
 // endAt ends a session's machine at a host.
 func (s *Service) endAt(ctx context.Context, host string, t hostlink.Tombstone) {
-	if _, err := s.hosts.End(ctx, host, t); err != nil {
+	_, err := s.hosts.End(ctx, host, t)
+	if err != nil && !apierr.Is(err, apierr.SessionNotRunning) && !apierr.Is(err, apierr.NotFound) {
 		s.log.Warn("a machine is ended later", "session", t.SessionID, "host", host, "error", err)
 	}
 }
@@ -162,7 +163,7 @@ func (s *Service) background(do func(ctx context.Context)) {
 	done := s.after.begin()
 	go func() {
 		defer done()
-		ctx, cancel := context.WithTimeout(context.Background(), endTime)
+		ctx, cancel := context.WithTimeout(context.Background(), s.pace.tell+endTime)
 		defer cancel()
 		do(ctx)
 	}()
