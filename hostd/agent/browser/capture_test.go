@@ -292,6 +292,15 @@ func TestRenew(t *testing.T) {
 	old := c.pages.ids()
 	was := r.script(t, old[0], `String(Math.random())`)
 	before := renderers(c)
+	var known proto.SystemInfoGetProcessInfoResult
+	if err := c.call(within(t, 5*time.Second), proto.SystemInfoGetProcessInfo{}, &known); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range known.ProcessInfo { // Renew waits until Chrome names none of them
+		if p.Type == "renderer" && !before[p.ID] {
+			t.Errorf("chrome calls a renderer %d; there are %v", p.ID, before)
+		}
+	}
 	began := time.Now()
 	if err := r.Renew(within(t, 20*time.Second)); err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,7 +36,9 @@ func (b *Browser) Renew(ctx context.Context) error {
 		return fmt.Errorf("renew chrome: %w", err)
 	}
 	old := c.pages.ids()
-	c.killRenderers()
+	if err := c.endRenderers(ctx); err != nil {
+		return fmt.Errorf("renew chrome: %w", err)
+	}
 	var made proto.TargetCreateTargetResult
 	if err := c.call(ctx, proto.TargetCreateTarget{URL: "about:blank"}, &made); err != nil {
 		return fmt.Errorf("renew chrome: %w", err)
@@ -81,12 +84,24 @@ func (c *chrome) pids() (list []int) {
 	return list
 }
 
-func (c *chrome) killRenderers() {
+// endRenderers kills the renderers and waits until Chrome has seen it: else it
+// might give a new page to one that is dead.
+func (c *chrome) endRenderers(ctx context.Context) error {
+	killed := map[int]bool{}
 	for _, pid := range c.pids() {
 		line, _ := os.ReadFile(procfs.Path(pid, "cmdline"))
 		// Children of a zygote write their arguments into one string.
-		if bytes.Contains(line, []byte("--type=renderer")) {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
+		if bytes.Contains(line, []byte("--type=renderer")) && syscall.Kill(pid, syscall.SIGKILL) == nil {
+			killed[pid] = true
+		}
+	}
+	for {
+		var known proto.SystemInfoGetProcessInfoResult
+		if err := c.call(ctx, proto.SystemInfoGetProcessInfo{}, &known); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(known.ProcessInfo, func(p *proto.SystemInfoProcessInfo) bool { return killed[p.ID] }) {
+			return nil
 		}
 	}
 }

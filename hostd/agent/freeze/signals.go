@@ -2,6 +2,7 @@ package freeze
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -57,22 +58,34 @@ func (s *signals) started(part Part, pid int) {
 func (s *signals) close() error { return nil }
 
 // freeze sweeps until a look finds nothing that runs: what was stopped forks
-// no more, so each sweep only meets what was forked before.
+// no more, so each sweep only meets what was forked before. A sweep stops the
+// nearest to the root that still run, and the next looks whether they do: a
+// signal takes a moment to stop a process, in which it could see its child stop.
+//
+// A look is no snapshot: what ended during it may have left a child that it did
+// not list. So the last one must find that nothing ended since the one before.
 func (s *signals) freeze(ctx context.Context, part Part) error {
-	look := time.NewTicker(time.Millisecond)
+	look := time.NewTicker(200 * time.Microsecond)
 	defer look.Stop()
+	dead := map[ident]bool{}
 	for {
-		running := false
-		for _, p := range s.members(part) {
-			if still(p) {
+		level := -1
+		members, ended := s.members(part, dead)
+		for _, p := range members {
+			if still(p.process) {
 				continue // stopped by us, or by the customer, whose matter that stays
 			}
-			running = true
+			if level < 0 {
+				level = p.depth
+			}
+			if p.depth > level {
+				break
+			}
 			if !slices.Contains(s.stopped[part], p.ident) && send(p.ident, syscall.SIGSTOP) {
 				s.stopped[part] = append(s.stopped[part], p.ident)
 			}
 		}
-		if !running {
+		if level < 0 && !ended {
 			return nil
 		}
 		select {
@@ -91,30 +104,35 @@ func (s *signals) thaw(part Part) error {
 	return nil
 }
 
-// members lists the part's processes, ancestors first.
-func (s *signals) members(part Part) []process {
+// member is a process and how many ancestors it has in the machine.
+type member struct {
+	process
+	depth int
+}
+
+// members lists the part's processes, ancestors first. ended says that a process
+// ended meanwhile, or since the look that filled dead, which this one adds to.
+func (s *signals) members(part Part, dead map[ident]bool) (members []member, ended bool) {
 	all := map[int]process{}
 	for _, pid := range procfs.PIDs() {
-		if p, ok := readProcess(pid); ok {
-			all[pid] = p
+		p, ok := readProcess(pid)
+		if !ok {
+			ended = true
+			continue
 		}
+		all[pid] = p
 	}
-	depths := make(map[int]int, len(all))
-	var members []process
-	for pid, p := range all {
+	for _, p := range all {
 		depth, mine := s.depth(all, p)
+		if gone := p.state == 'Z' || p.state == 'X'; gone && !dead[p.ident] {
+			dead[p.ident], ended = true, ended || mine
+		}
 		if mine && p.state != 'X' && s.part(p) == part {
-			depths[pid] = depth
-			members = append(members, p)
+			members = append(members, member{p, depth})
 		}
 	}
-	slices.SortFunc(members, func(a, b process) int {
-		if d := depths[a.pid] - depths[b.pid]; d != 0 {
-			return d
-		}
-		return a.pid - b.pid
-	})
-	return members
+	slices.SortFunc(members, func(a, b member) int { return cmp.Or(a.depth-b.depth, a.pid-b.pid) })
+	return members, ended
 }
 
 // depth is how many ancestors a process has, and whether it may be stopped.
