@@ -174,7 +174,7 @@ func newFaultRig(t *testing.T, c scenario) *faultRig {
 			t.Fatal(err)
 		}
 	}
-	f.use.after.wait()
+	f.use.after.wait(time.Minute)
 	f.ctx, f.cut = context.WithCancelCause(t.Context())
 	t.Cleanup(func() { f.cut(nil) })
 	c.prep(f)
@@ -192,7 +192,7 @@ func TestOperationsUnderFaults(t *testing.T) {
 			t.Parallel()
 			f := newFaultRig(t, c)
 			err := f.play(c)
-			f.use.after.wait()
+			f.use.after.wait(time.Minute)
 			f.mu.Lock()
 			for _, heal := range f.heal {
 				heal()
@@ -214,7 +214,7 @@ func TestOperationsUnderFaults(t *testing.T) {
 			case err == nil && now.Status != session.Error && now.LastOp != nil && !now.LastOp.Committed:
 				t.Errorf("answered well and aborted after: %+v", now)
 			}
-			f.use.after.wait()
+			f.use.after.wait(time.Minute)
 		})
 	}
 }

@@ -222,7 +222,7 @@ func twoHosts(t *testing.T) *rig {
 	r.use.pace = hasty
 	r.use.cfg.OperationDeadline = 2 * time.Second
 	t.Cleanup(func() {
-		r.use.after.wait()
+		r.use.after.wait(time.Minute)
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for _, what := range w.twice {

@@ -12,14 +12,19 @@ import (
 	"github.com/berth-dev/berth/shared/session"
 )
 
-const rewatchMax = 2 * time.Second
+const (
+	rewatchMax = 2 * time.Second
+	// leaveTime is for work behind answers when the gateway leaves; what is not
+	// done then, the next leader does.
+	leaveTime = 5 * time.Second
+)
 
 // Run keeps record and hosts in step until ctx ends: it follows every living
 // host's notices, compares inventories from time to time, and gives sessions
 // of lost hosts up. Only the leader orders anything.
 func (s *Service) Run(ctx context.Context) error {
 	var following sync.WaitGroup
-	defer s.after.wait()
+	defer s.after.wait(leaveTime)
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -1,6 +1,9 @@
 package sessions
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // tasks are pieces of work that go on behind answers. Unlike a WaitGroup it may
 // be waited for while more come.
@@ -25,8 +28,8 @@ func (t *tasks) begin() (done func()) {
 	}
 }
 
-// wait waits for a moment without work.
-func (t *tasks) wait() {
+// wait waits for a moment without work, but not for longer than limit.
+func (t *tasks) wait(limit time.Duration) {
 	t.mu.Lock()
 	if t.n == 0 {
 		t.mu.Unlock()
@@ -37,5 +40,10 @@ func (t *tasks) wait() {
 	}
 	none := t.none
 	t.mu.Unlock()
-	<-none
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-none:
+	case <-timer.C:
+	}
 }
