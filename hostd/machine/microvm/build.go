@@ -24,7 +24,7 @@ const (
 )
 
 // build boots a machine once, captures it as a template and gives its hash. The
-// caller holds building.
+// caller has entered.
 func (d *Driver) build(ctx context.Context, spec machine.Spec, recipe string) (hash string, err error) {
 	begin := time.Now()
 	b := &build{driver: d, spec: spec, id: newID()}
@@ -144,7 +144,9 @@ func (b *build) boot(ctx context.Context, disk int64) (err error) {
 		return err
 	}
 	defer console.Close()
-	if err := d.groups.Make(d.group(b.id), d.limits(b.spec)); err != nil {
+	limits := d.limits(b.spec)
+	limits.Shares = fullShares // somebody waits for it
+	if err := d.groups.Make(d.group(b.id), limits); err != nil {
 		return err
 	}
 	var c command

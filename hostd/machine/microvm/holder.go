@@ -210,8 +210,11 @@ func (d *Driver) dropGroup(ctx context.Context, group string) error {
 
 // dropHolders ends the holders of templates that are not in use.
 func (d *Driver) dropHolders(ctx context.Context, used map[string]bool) error {
-	d.building.Lock()
-	defer d.building.Unlock()
+	leave, err := d.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	var errs []error
 	for _, name := range d.groups.Children(d.cfg.Cgroup) {
 		hash, ok := strings.CutPrefix(filepath.Base(name), holderPrefix)

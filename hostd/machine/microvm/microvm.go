@@ -69,7 +69,7 @@ type Driver struct {
 	groups  cgroup.Layout
 	store   store
 
-	building sync.Mutex // held while a template is made, loaded or added
+	building chan struct{} // holds one token: whoever has it may make, load and add templates
 
 	mu        sync.Mutex
 	live      map[string]*vm       // machines of this Driver value, guarded by mu
@@ -84,7 +84,9 @@ func New(cfg Config) (*Driver, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("microvm: %w", err)
 	}
-	d := &Driver{cfg: cfg, live: map[string]*vm{}, templates: map[string]*template{}, store: store{cfg.Cache}}
+	d := &Driver{cfg: cfg, live: map[string]*vm{}, templates: map[string]*template{}, store: store{cfg.Cache},
+		building: make(chan struct{}, 1)}
+	d.building <- struct{}{}
 	if err := d.look(); err != nil {
 		return nil, fmt.Errorf("microvm: %w", err)
 	}
@@ -106,7 +108,7 @@ func (c *Config) complete() error {
 		*dir.path = abs
 	}
 	if c.Ready == nil {
-		return errors.New("Ready is nil")
+		return errors.New("no function Ready")
 	}
 	if c.QEMU == "" {
 		c.QEMU = "qemu-system-x86_64"

@@ -57,16 +57,36 @@ func (d *Driver) templateFor(ctx context.Context, spec machine.Spec) (*template,
 	if err != nil {
 		return nil, err
 	}
-	d.building.Lock()
 	hash := d.store.index(recipe)
 	if hash == "" {
-		hash, err = d.build(ctx, spec, recipe)
-	}
-	d.building.Unlock()
-	if err != nil {
-		return nil, err
+		if hash, err = d.make(ctx, spec, recipe); err != nil {
+			return nil, err
+		}
 	}
 	return d.open(ctx, hash)
+}
+
+// make builds the template of a recipe unless somebody just has.
+func (d *Driver) make(ctx context.Context, spec machine.Spec, recipe string) (string, error) {
+	leave, err := d.enter(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer leave()
+	if hash := d.store.index(recipe); hash != "" {
+		return hash, nil
+	}
+	return d.build(ctx, spec, recipe)
+}
+
+// enter waits for the right to make, load and add templates.
+func (d *Driver) enter(ctx context.Context) (leave func(), err error) {
+	select {
+	case <-d.building:
+		return func() { d.building <- struct{}{} }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for another template: %w", context.Cause(ctx))
+	}
 }
 
 // recipe is the hash of all that a template is made by.
@@ -87,12 +107,15 @@ func (d *Driver) agentFile() string { return filepath.Join(d.cfg.AgentLayer, age
 
 // open loads a template, once: every file is read and has to have its hash.
 func (d *Driver) open(ctx context.Context, hash string) (*template, error) {
-	d.building.Lock()
-	defer d.building.Unlock()
-	d.mu.Lock()
-	t := d.templates[hash]
-	d.mu.Unlock()
-	if t != nil {
+	if t := d.loaded(hash); t != nil {
+		return t, nil
+	}
+	leave, err := d.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if t := d.loaded(hash); t != nil {
 		return t, nil
 	}
 	t, err := d.load(ctx, hash)
@@ -108,6 +131,12 @@ func (d *Driver) open(ctx context.Context, hash string) (*template, error) {
 	d.templates[hash] = t
 	d.mu.Unlock()
 	return t, nil
+}
+
+func (d *Driver) loaded(hash string) *template {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.templates[hash]
 }
 
 func (d *Driver) load(ctx context.Context, hash string) (_ *template, err error) {

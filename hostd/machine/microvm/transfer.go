@@ -35,8 +35,11 @@ func (d *Driver) AddTemplate(ctx context.Context, hash string, r io.Reader) erro
 	if !validHash.MatchString(hash) {
 		return fmt.Errorf("add template: %q is no hash", hash)
 	}
-	d.building.Lock()
-	defer d.building.Unlock()
+	leave, err := d.enter(ctx)
+	if err != nil {
+		return fmt.Errorf("add template %.12s: %w", hash, err)
+	}
+	defer leave()
 	if d.store.has(hash) {
 		return nil
 	}
