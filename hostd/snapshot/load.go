@@ -301,7 +301,10 @@ type run struct {
 	any  bool   // there was a page before
 }
 
-func (r *run) close() { r.p.close() }
+func (r *run) close() {
+	r.drop()
+	r.p.close()
+}
 
 // find goes to the page of that index, which must have that hash.
 func (r *run) find(index uint64, h pageHash) ([]byte, error) {
@@ -331,11 +334,15 @@ func (r *run) find(index uint64, h pageHash) ([]byte, error) {
 	}
 }
 
-func (r *run) advance(index uint64) error {
+func (r *run) drop() {
 	if r.cur != nil {
 		r.p.release(r.cur)
 		r.cur = nil
 	}
+}
+
+func (r *run) advance(index uint64) error {
+	r.drop()
 	c, err := r.p.next()
 	if err == io.EOF {
 		return refuse(Damaged, "page %d is not in pack %s", index, r.name)

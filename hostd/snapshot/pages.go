@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"sync"
 
 	"github.com/berth-dev/berth/hostd/machine"
 )
@@ -27,10 +28,15 @@ type batch struct {
 	frame   []byte
 }
 
-func newBatch() *batch { return &batch{data: make([]byte, 0, chunkPages*machine.PageSize)} }
+// batches are waiting to be used again.
+var batches = sync.Pool{New: func() any {
+	return &batch{data: make([]byte, 0, chunkPages*machine.PageSize)}
+}}
 
-func (b *batch) reset() {
+func newBatch() *batch {
+	b := batches.Get().(*batch)
 	b.index, b.data, b.old, b.records = b.index[:0], b.data[:0], b.old[:0], b.records[:0]
+	return b
 }
 
 var zeros [machine.PageSize]byte
@@ -88,7 +94,6 @@ type pageWriter struct {
 	told  func(record) error
 	win   window[*batch]
 	cur   *batch
-	free  []*batch
 	count uint64 // pages stored
 }
 
@@ -98,24 +103,13 @@ func newPageWriter(to *packWriter, slot byte, told func(record) error) *pageWrit
 
 func (w *pageWriter) add(p machine.Page, old record) error {
 	if w.cur == nil {
-		w.cur = w.blank()
+		w.cur = newBatch()
 	}
 	w.cur.add(p, old)
 	if len(w.cur.index) < chunkPages {
 		return nil
 	}
 	return w.push()
-}
-
-func (w *pageWriter) blank() *batch {
-	n := len(w.free)
-	if n == 0 {
-		return newBatch()
-	}
-	b := w.free[n-1]
-	w.free = w.free[:n-1]
-	b.reset()
-	return b
 }
 
 func (w *pageWriter) push() error {
@@ -135,7 +129,7 @@ func (w *pageWriter) push() error {
 
 func (w *pageWriter) pop() error {
 	b := w.win.pop()
-	w.free = append(w.free, b)
+	defer batches.Put(b)
 	for _, r := range b.records {
 		if r.slot == w.slot {
 			w.count++

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"encoding/binary"
 	"io"
+	"sync"
 
 	"github.com/berth-dev/berth/hostd/machine"
 )
@@ -28,7 +29,6 @@ type packReader struct {
 	off  int64
 	n    uint64
 	win  window[*chunk]
-	free []*chunk
 	err  error // why reading ahead ended
 }
 
@@ -106,6 +106,7 @@ func (p *packReader) ahead() {
 		} else if len(plain) != 0 {
 			p.err = refuse(Damaged, "the last chunk is not empty")
 		}
+		p.release(c)
 		return
 	}
 	p.win.push(func() *chunk {
@@ -131,7 +132,7 @@ func (p *packReader) readFrame() (c *chunk, last bool, err error) {
 	if p.off+4+n > p.size {
 		return nil, false, refuse(Truncated, "pack ends in chunk %d", p.n)
 	}
-	c = p.blank()
+	c = chunks.Get().(*chunk)
 	c.sealed = c.sealed[:n]
 	if _, err := p.r.ReadAt(c.sealed, p.off+4); err != nil {
 		return nil, false, short(err, "pack")
@@ -140,16 +141,12 @@ func (p *packReader) readFrame() (c *chunk, last bool, err error) {
 	return c, p.off == p.size, nil
 }
 
-func (p *packReader) blank() *chunk {
-	if n := len(p.free); n > 0 {
-		c := p.free[n-1]
-		p.free = p.free[:n-1]
-		return c
-	}
+// chunks are waiting to be used again: clearing 2 MiB costs more than most packs.
+var chunks = sync.Pool{New: func() any {
 	return &chunk{sealed: make([]byte, 0, maxFrame), plain: make([]byte, 0, maxPlain)}
-}
+}}
 
-func (p *packReader) release(c *chunk) { p.free = append(p.free, c) }
+func (p *packReader) release(c *chunk) { chunks.Put(c) }
 
 func (p *packReader) close() { p.win.drain() }
 
@@ -203,10 +200,7 @@ func (s *streamReader) Read(b []byte) (int, error) {
 }
 
 func (s *streamReader) advance() error {
-	if s.cur != nil {
-		s.p.release(s.cur)
-		s.cur = nil
-	}
+	s.drop()
 	c, err := s.p.next()
 	if err == io.EOF && s.sized && s.left != 0 {
 		return refuse(Truncated, "a stream is %d bytes shorter than it was", s.left)
@@ -221,8 +215,16 @@ func (s *streamReader) advance() error {
 	return nil
 }
 
+func (s *streamReader) drop() {
+	if s.cur != nil {
+		s.p.release(s.cur)
+		s.cur, s.rest = nil, nil
+	}
+}
+
 // Close ends reading, at the end or before.
 func (s *streamReader) Close() error {
+	s.drop()
 	s.p.close()
 	if s.done == nil {
 		return nil

@@ -274,7 +274,12 @@ func FuzzImport(f *testing.F) {
 	}
 	f.Add(good)
 	f.Add(binary.BigEndian.AppendUint32([]byte(exportMagic), 1<<31))
-	into := newStore(f, nil)
+	dir, err := os.MkdirTemp(memoryFolder(), "import")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { os.RemoveAll(dir) })
+	into := reopen(f, dir, nil)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if err := into.Import(t.Context(), ref("a"), bytes.NewReader(b)); err != nil {
 			wantRefused(t, err)

@@ -74,7 +74,7 @@ type writing struct {
 	own      []*packWriter // all that were begun here
 	kept     []pack        // what of own the snapshot needs
 	old      []string      // packs of others that it refers to
-	pinned   []string      // own and the previous snapshot's, until close
+	pinned   []string      // names of own, until close
 }
 
 // previous is an earlier snapshot of the session, open.
@@ -95,19 +95,14 @@ func (w *writing) findPrevious() {
 			"previous", w.order.Previous, "error", err)
 		return
 	}
-	w.prev = prev
-	w.pin(prev.names()...)
-}
-
-func (w *writing) pin(names ...string) {
-	w.s.pin(names...)
-	w.pinned = append(w.pinned, names...)
+	w.prev = prev // nobody removes it while this session is ours
 }
 
 // newPack begins a pack of this snapshot.
 func (w *writing) newPack(k kind) (*packWriter, error) {
 	p, err := newPack(w.s.fs, func(name string) string {
-		w.pin(name) // before there is a file that Sweep could take for a leftover
+		w.s.pin(name) // before there is a file that Sweep could take for a leftover
+		w.pinned = append(w.pinned, name)
 		return w.s.packPath(name)
 	}, w.order.Key, w.order.SessionID, k)
 	if p != nil {
