@@ -1,0 +1,168 @@
+package microvm
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestStaying(t *testing.T) {
+	for _, c := range []struct {
+		sizes []int64
+		want  int
+	}{
+		{[]int64{10}, 0}, {[]int64{100, 10}, 1}, {[]int64{10, 10}, 0}, {[]int64{1000, 10, 10, 10}, 1},
+		{[]int64{1000, 100, 10}, 2}, {[]int64{100, 30, 20}, 0}, {[]int64{0, 0}, 0},
+	} {
+		if got := staying(c.sizes); got != c.want {
+			t.Errorf("of %v %d stay, want %d", c.sizes, got, c.want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		// A session that writes and is captured again and again has few layers.
+		var sizes []int64
+		for range rapid.IntRange(1, 200).Draw(t, "captures") {
+			sizes = append(sizes, rapid.Int64Range(1, 1<<20).Draw(t, "written"))
+			stay := staying(sizes)
+			var merged int64
+			for _, n := range sizes[stay:] {
+				merged += n
+			}
+			sizes = append(sizes[:stay:stay], merged)
+		}
+		if len(sizes) > 24 {
+			t.Fatalf("%d layers: %v", len(sizes), sizes)
+		}
+	})
+}
+
+func TestStateOnDisk(t *testing.T) {
+	dir, two := t.TempDir(), 2
+	want := state{Pid: 7, Template: "x", Layers: []string{newLayerName(), newLayerName()}, Frozen: true, Merging: &two}
+	if err := want.write(dir); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readState(dir)
+	if err != nil || got.Pid != 7 || !got.Frozen || len(got.Layers) != 2 || *got.Merging != 2 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, bad := range []string{"", "{}", `{"layers": ["../x"]}`, `{"layers": []}`} {
+		if err := os.WriteFile(filepath.Join(dir, stateName), []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := readState(dir); err == nil {
+			t.Errorf("took %s as %+v", bad, s)
+		}
+	}
+}
+
+func TestLayerNames(t *testing.T) {
+	seen := map[string]bool{}
+	for range 1000 {
+		name := newLayerName()
+		if !validLayer.MatchString(name) || len(name) > 31 || seen[name] {
+			t.Fatalf("name %q", name)
+		}
+		seen[name] = true
+	}
+}
+
+func TestCPIO(t *testing.T) {
+	var archive bytes.Buffer
+	writeCPIO(&archive, cpioFile{"agent", 0o755, []byte("program")}, cpioFile{"agent.args", 0o644, []byte("--kind\x00shell\x00")}, cpioFile{"empty", 0o600, nil})
+	if archive.Len()%4 != 0 {
+		t.Errorf("%d bytes: the next archive would not begin at a multiple of four", archive.Len())
+	}
+	if _, err := exec.LookPath("cpio"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("needs cpio")
+		}
+		t.Skip("needs cpio")
+	}
+	cmd := exec.Command("cpio", "-i", "--quiet")
+	cmd.Dir, cmd.Stdin = t.TempDir(), &archive
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("cpio: %v: %s", err, out)
+	}
+	for name, want := range map[string]string{"agent": "program", "agent.args": "--kind\x00shell\x00", "empty": ""} {
+		if got, err := os.ReadFile(filepath.Join(cmd.Dir, name)); err != nil || string(got) != want {
+			t.Errorf("%s holds %q (%v)", name, got, err)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(cmd.Dir, "agent")); err != nil || info.Mode() != 0o755 {
+		t.Errorf("the agent's mode: %v, %v", info.Mode(), err)
+	}
+}
+
+func TestVirtualisation(t *testing.T) {
+	for text, ok := range map[string]bool{
+		"processor\t: 0\nflags\t\t: fpu vmx sse\n": true, "flags\t\t: fpu svm\n": true,
+		"flags\t\t: fpu vmxfoo\n": false, "processor\t: 0\n": false, "vmx flags\t: svm vmx\n": false,
+	} {
+		path := filepath.Join(t.TempDir(), "cpuinfo")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := virtualisation(path); (err == nil) != ok {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if _, err := pickAccelerator("warp"); err == nil {
+		t.Error("took an accelerator that is none")
+	}
+}
+
+func TestVersion(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "qemu")
+	for script, want := range map[string]string{
+		"echo 'QEMU emulator version 7.2.22 (Debian 1:7.2)'\necho more": "7.2.22 (Debian 1:7.2)", "echo other 1.0": "", "exit 3": "",
+	} {
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := versionOf(t.Context(), path); got != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %q, %v", script, got, err)
+		}
+	}
+}
+
+// TestOneCommandLine: a boot and a clone give the guest the same devices.
+func TestOneCommandLine(t *testing.T) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	devices := func(fill func(*command)) string {
+		var c command
+		fill(&c)
+		var of []string
+		for i, arg := range c.args {
+			if arg == "-device" || arg == "-M" || arg == "-smp" || arg == "-m" || arg == "-cpu" || arg == "-accel" || arg == "-global" {
+				of = append(of, arg+" "+c.args[i+1])
+			}
+		}
+		return strings.Join(of, "\n")
+	}
+	a := accelerator{TCG, 2_100_000}
+	boot := devices(func(c *command) {
+		c.machine(a, 2, null, 1<<30, true)
+		c.console(null)
+		c.devices("disk", null)
+		c.boot(null, null, "x")
+	})
+	clone := devices(func(c *command) {
+		c.wait(null)
+		c.machine(a, 2, null, 1<<30, false)
+		c.console(nil)
+		c.devices("disk", null)
+	})
+	if boot != clone || !strings.Contains(boot, "virtio-blk") {
+		t.Errorf("a boot has\n%s\na clone\n%s", boot, clone)
+	}
+}
