@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/session"
 )
@@ -187,36 +189,43 @@ func newFaultRig(t *testing.T, c scenario) *faultRig {
 // checked all along.
 func TestOperationsUnderFaults(t *testing.T) {
 	t.Parallel()
+	var group errgroup.Group
+	group.SetLimit(8) // they wait more than they work
 	for _, c := range scenarios() {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			f := newFaultRig(t, c)
-			err := f.play(c)
-			f.use.after.wait(time.Minute)
-			f.mu.Lock()
-			for _, heal := range f.heal {
-				heal()
-			}
-			f.mu.Unlock()
-			f.run()
-			defer func() {
-				if t.Failed() {
-					t.Log("at last:", f.settled())
-				}
-			}()
-			until(t, "the session is settled", func() bool { return f.settled() == "" })
-			now := f.session(f.id)
-			switch {
-			case now.Status == session.Error && (!c.lost || now.Error == ""):
-				t.Errorf("ended with %q after %v", now.Error, err)
-			case c.aborts && (err == nil || now.LastOp.Committed):
-				t.Errorf("not aborted: %+v, %v", now.LastOp, err)
-			case err == nil && now.Status != session.Error && now.LastOp != nil && !now.LastOp.Committed:
-				t.Errorf("answered well and aborted after: %+v", now)
-			}
-			f.use.after.wait(time.Minute)
+		group.Go(func() error {
+			t.Run(c.name, func(t *testing.T) { playOut(t, c) })
+			return nil
 		})
 	}
+	_ = group.Wait() // each has its own test
+}
+
+func playOut(t *testing.T, c scenario) {
+	f := newFaultRig(t, c)
+	err := f.play(c)
+	f.use.after.wait(time.Minute)
+	f.mu.Lock()
+	for _, heal := range f.heal {
+		heal()
+	}
+	f.mu.Unlock()
+	f.run()
+	defer func() {
+		if t.Failed() {
+			t.Log("at last:", f.settled())
+		}
+	}()
+	until(t, "the session is settled", func() bool { return f.settled() == "" })
+	now := f.session(f.id)
+	switch {
+	case now.Status == session.Error && (!c.lost || now.Error == ""):
+		t.Errorf("ended with %q after %v", now.Error, err)
+	case c.aborts && (err == nil || now.LastOp.Committed):
+		t.Errorf("not aborted: %+v, %v", now.LastOp, err)
+	case err == nil && now.Status != session.Error && now.LastOp != nil && !now.LastOp.Committed:
+		t.Errorf("answered well and aborted after: %+v", now)
+	}
+	f.use.after.wait(time.Minute)
 }
 
 func (f *faultRig) play(c scenario) (err error) {
