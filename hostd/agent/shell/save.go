@@ -71,7 +71,7 @@ func (l *lane) save(ctx context.Context, still bool) (Saved, bool) {
 		saved.Env = l.ask(ctx, b)
 		<-l.turn
 	} else {
-		saved.Env = childEnv(pid)
+		saved.Env = busyEnv(pid, still)
 	}
 	procfs.AsOwner(pid, func() { saved.Cwd, _ = os.Readlink(procfs.Path(pid, "cwd")) })
 	return saved, saved.Cwd != ""
@@ -115,6 +115,18 @@ func (w *limited) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	return w.Buffer.Write(p)
+}
+
+// busyWait is how long a busy bash has to be seen running a program: one that it
+// has just forked shows bash's own environment until it executes.
+const busyWait = 50 * time.Millisecond
+
+func busyEnv(bash int, still bool) []string {
+	for end := time.Now().Add(busyWait); ; time.Sleep(busyWait / 10) {
+		if env := childEnv(bash); env != nil || still || time.Now().After(end) {
+			return env
+		}
+	}
 }
 
 // childEnv is the environment that the newest program of a busy bash was
