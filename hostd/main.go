@@ -178,9 +178,13 @@ func (h *host) openSessions(ctx context.Context) error {
 		OpenSlot: func(ctx context.Context, s machine.Slot) (pool.Slot, error) { return slotOf(h.net.Adopt(ctx, s)) }}
 	h.pool = pool.New(pool.Config{Target: target, Minimum: minimum, Parallel: h.cfg.PoolParallel, Pace: h.cfg.PoolPace, Calm: h.cfg.PoolCalm,
 		MaxAge: h.cfg.PoolMaxAge, MaxTotal: h.cfg.MaxMachines}, boot.Boot, h.log)
-	h.set = hostsession.NewHost(hostsession.Config{Name: h.cfg.Name, Pool: h.pool, Book: h.book, Events: h.logs, Snapshots: h.snaps,
+	cfg := hostsession.Config{Name: h.cfg.Name, Pool: h.pool, Book: h.book, Events: h.logs, Snapshots: h.snaps,
 		Egress: egressVia(h.members, h.cfg.Region, h.secret), Keeper: keeper, Rebuild: boot.Restore, Log: h.log,
-		Peers: func(addr string) hostsession.Peer { return hostlink.NewClient(addr, h.secret) }})
+		Peers: func(addr string) hostsession.Peer { return hostlink.NewClient(addr, h.secret) }}
+	if keeper != nil { // hostd may have died between the start of a clone and its first thaw
+		cfg.Wake = boot.Wake
+	}
+	h.set = hostsession.NewHost(cfg)
 	if err := h.set.Adopt(ctx, boot.Revive, boot.Current); err != nil {
 		return err
 	}

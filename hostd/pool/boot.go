@@ -56,16 +56,19 @@ func (b Bootstrap) Boot(ctx context.Context, kind session.Kind) (*Guest, error) 
 	if err != nil {
 		return nil, err
 	}
-	if err := b.wake(ctx, g); err != nil {
+	if err := b.Wake(ctx, g); err != nil {
 		return nil, errors.Join(fmt.Errorf("boot machine: %w", err), g.Destroy())
 	}
 	return g, nil
 }
 
-// wake brings a started machine to the point where it waits for a session. A
+// Wake brings a started machine to the point where it waits for a session. A
 // clone of a template must first become one of its own kind: until then it has
-// the clock, the random state and the identity of all its siblings.
-func (b Bootstrap) wake(ctx context.Context, g *Guest) error {
+// the clock, the random state and the identity of all its siblings. Again it
+// does no harm.
+func (b Bootstrap) Wake(ctx context.Context, g *Guest) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, b.Deadline, fmt.Errorf("not ready after %s", b.Deadline))
+	defer cancel()
 	if b.Templates != nil {
 		if err := g.Agent.Thaw(ctx, Thaw(true)); err != nil {
 			return err

@@ -234,6 +234,30 @@ func (p *Pool) Offer(g *Guest) {
 	p.notifyLocked()
 }
 
+// Rejoin is Offer for a machine that has something to do first: nobody knows how
+// far an earlier hostd came with it. It counts as booting until wake is done,
+// which runs in the background; a machine that does not wake is ended.
+func (p *Pool) Rejoin(g *Guest, wake func(context.Context, *Guest) error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.total++
+	p.booting[g.Kind]++
+	p.work.Go(func() {
+		err := wake(p.ctx, g)
+		p.mu.Lock()
+		p.booting[g.Kind]--
+		if err == nil {
+			p.ready[g.Kind] = append(p.ready[g.Kind], g)
+		}
+		p.notifyLocked()
+		p.mu.Unlock()
+		if err != nil && p.ctx.Err() == nil { // when hostd stops, the next one tries again
+			p.log.Warn("an adopted machine did not wake", "machine", g.Machine.ID(), "error", err)
+			p.destroyLogged(g)
+		}
+	})
+}
+
 // Destroy ends a machine that was taken and frees its place.
 func (p *Pool) Destroy(g *Guest) error { return p.destroy(g) }
 

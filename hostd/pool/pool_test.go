@@ -376,3 +376,25 @@ func TestCrowdTakesWhatTheRefillBrings(t *testing.T) {
 		y.balanced(t, 1)
 	})
 }
+
+func TestAdoptedMachinesWakeBeforeTheyWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, y, stop := start(t, Config{Parallel: 1, MaxTotal: 10})
+		for _, err := range []error{nil, errors.New("asleep")} {
+			g, errBoot := y.boot(t.Context(), session.Shell)
+			if errBoot != nil {
+				t.Fatal(errBoot)
+			}
+			p.Rejoin(g, func(context.Context, *Guest) error { time.Sleep(5 * bootTime); return err })
+			if n := p.Ready()[session.Shell]; n != 0 {
+				t.Errorf("%d wait before they are awake", n)
+			}
+		}
+		time.Sleep(time.Minute)
+		if n := p.Ready()[session.Shell]; n != 1 || p.Free() != 10 {
+			t.Errorf("%d wait, %d free", n, p.Free())
+		}
+		stop()
+		y.balanced(t, 1)
+	})
+}

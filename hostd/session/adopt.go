@@ -112,7 +112,11 @@ func (h *Host) adoptOne(ctx context.Context, revive Revive, current Current, han
 		log.Info("session adopted", "session", st.SessionID)
 		return nil
 	case rec == nil && err == nil && st.SessionID == "" && st.Ready && current(handle.Spec):
-		h.pool.Offer(guest)
+		if h.wake != nil {
+			h.pool.Rejoin(guest, h.wake)
+		} else {
+			h.pool.Offer(guest)
+		}
 		log.Info("waiting machine adopted")
 		return nil
 	}

@@ -59,7 +59,10 @@ type Config struct {
 	// then makes machines of captures.
 	Keeper  machine.Keeper
 	Rebuild Rebuild
-	Log     *slog.Logger
+	// Wake makes a waiting machine that outlived its hostd fit for a session; nil:
+	// it is.
+	Wake func(context.Context, *pool.Guest) error
+	Log  *slog.Logger
 }
 
 // Host holds the sessions of this host. Safe for concurrent use.
@@ -73,6 +76,7 @@ type Host struct {
 	peers     func(addr string) Peer
 	keeper    machine.Keeper
 	rebuild   Rebuild
+	wake      func(context.Context, *pool.Guest) error
 	log       *slog.Logger
 
 	claims sync.WaitGroup // acquires and ends under way; added to under mu, before closed
@@ -96,7 +100,7 @@ type Host struct {
 func NewHost(c Config) *Host {
 	ctx, stop := context.WithCancel(context.Background())
 	h := &Host{ctx: ctx, stop: stop, name: c.Name, pool: c.Pool, book: c.Book, events: c.Events, snapshots: c.Snapshots,
-		egress: c.Egress, peers: c.Peers, keeper: c.Keeper, rebuild: c.Rebuild, log: c.Log,
+		egress: c.Egress, peers: c.Peers, keeper: c.Keeper, rebuild: c.Rebuild, wake: c.Wake, log: c.Log,
 		sessions: map[string]*live{}, targets: map[string]*live{}, restoring: map[string]restoring{}, taking: map[string]chan struct{}{},
 		unwritten: map[string]hostlink.Tombstone{}, watchers: map[chan hostlink.Notice]bool{}}
 	daemon.Gauge("berth_sessions_running", func() float64 {
