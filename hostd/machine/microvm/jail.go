@@ -111,12 +111,13 @@ func (j jail) root() error {
 	if err := unix.Mount("proc", at("proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "subset=pid"); err != nil {
 		return fmt.Errorf("mount proc: %w", err)
 	}
-	devices := []string{"/dev/null", "/dev/urandom"}
-	if j.KVM {
-		devices = append(devices, "/dev/kvm")
-	}
-	for _, dev := range devices {
+	for _, dev := range []string{"/dev/null", "/dev/urandom"} {
 		if err := errors.Join(os.WriteFile(at(dev), nil, 0o600), bind(dev, at(dev), unix.MS_NOSUID|unix.MS_NOEXEC)); err != nil {
+			return err
+		}
+	}
+	if j.KVM {
+		if err := j.device("/dev/kvm"); err != nil {
 			return err
 		}
 	}
@@ -124,6 +125,20 @@ func (j jail) root() error {
 		return fmt.Errorf("make root read-only: %w", err)
 	}
 	return pivot(j.Dir)
+}
+
+// device makes a node of a device that is this machine's to open: the host's
+// belongs to root and a group.
+func (j jail) device(path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	node := filepath.Join(j.Dir, path)
+	if err := unix.Mknod(node, unix.S_IFCHR|0o600, int(st.Rdev)); err != nil {
+		return fmt.Errorf("make %s: %w", path, err)
+	}
+	return os.Chown(node, j.UID, j.UID)
 }
 
 // library makes /lib or /lib64 as the host has it: a link into /usr, or a folder.

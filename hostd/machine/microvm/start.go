@@ -46,9 +46,8 @@ func (d *Driver) Restore(ctx context.Context, spec machine.Spec, c machine.Captu
 		return nil, fmt.Errorf("restore %s: the capture is of driver %q and CPU class %q, this host has %q and %q",
 			spec.ID, c.Driver(), c.CPUClass(), driverName, d.class)
 	}
-	spec.Template = c.Template()
-	if !d.store.has(spec.Template) {
-		return nil, fmt.Errorf("restore %s: template %.12q of the capture is not on this host", spec.ID, spec.Template)
+	if !d.store.has(c.Template()) {
+		return nil, fmt.Errorf("restore %s: template %.12q of the capture is not on this host", spec.ID, c.Template())
 	}
 	m, err := d.start(ctx, spec, c, persist)
 	if err != nil {
@@ -63,7 +62,7 @@ func (d *Driver) start(ctx context.Context, spec machine.Spec, c machine.Capture
 	if err := checkSpec(spec); err != nil {
 		return nil, err
 	}
-	t, err := d.templateFor(ctx, spec)
+	t, err := d.templateOf(ctx, spec, c)
 	if err != nil {
 		return nil, err
 	}
@@ -71,6 +70,14 @@ func (d *Driver) start(ctx context.Context, spec machine.Spec, c machine.Capture
 		return nil, err
 	}
 	return d.startFrom(ctx, t, spec, c, nil, persist)
+}
+
+// templateOf is the capture's template if there is a capture, else the spec's.
+func (d *Driver) templateOf(ctx context.Context, spec machine.Spec, c machine.Capture) (*template, error) {
+	if c != nil {
+		return d.open(ctx, c.Template())
+	}
+	return d.templateFor(ctx, spec)
 }
 
 // startFrom is start with everything checked. A tap is given where the slot's

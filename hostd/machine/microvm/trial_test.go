@@ -2,6 +2,7 @@ package microvm
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -62,5 +63,23 @@ func TestTrialOfADeadGuest(t *testing.T) {
 	defer cancel()
 	if err := d.runTrial(ctx); err == nil {
 		t.Error("took a guest that did not end for a good one")
+	}
+}
+
+// TestTrialWithKVM: whether this computer's KVM works or only pretends to, the
+// trial tells, and QEMU gets as far as having it.
+func TestTrialWithKVM(t *testing.T) {
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		t.Log("no /dev/kvm here")
+		return
+	}
+	d := testDriver(t, func(context.Context, Dial) error { return nil })
+	d.accel.name = KVM
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	err := d.runTrial(ctx)
+	t.Logf("trial: %v", err)
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("not for want of time: %v", err)
 	}
 }
