@@ -124,7 +124,12 @@ func (h *fakeHost) patch(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	id := r.PathValue("id")
-	st := h.running[id]
+	st, ok := h.running[id]
+	if !ok {
+		e := apierr.New(apierr.SessionNotRunning, "no such machine")
+		answer(w, e.Status(), e)
+		return
+	}
 	st.Version = s.Version
 	h.running[id], h.settings[id] = st, s
 	answer(w, 200, st)
