@@ -97,7 +97,7 @@ func (m *vm) addLayer(ctx context.Context, q *monitor) error {
 		return err
 	}
 	if err := q.do(ctx, "blockdev-snapshot", map[string]string{"node": below, "overlay": name}, nil); err != nil {
-		return err
+		return errors.Join(err, m.agree(ctx))
 	}
 	s := m.state
 	s.Layers = append(slices.Clone(s.Layers), name)

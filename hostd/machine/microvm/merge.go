@@ -43,9 +43,7 @@ func (m *vm) merge(ctx context.Context, q *monitor) error {
 		below = s.Layers[stay-1]
 	}
 	if err := stream(ctx, q, s.Layers[last], below); err != nil {
-		settled, err2 := settleLayers(context.WithoutCancel(ctx), q, m.dir(), s)
-		m.state = settled
-		return errors.Join(err, err2)
+		return errors.Join(err, m.agree(ctx))
 	}
 	gone := slices.Clone(s.Layers[stay:last])
 	s.Layers, s.Merging = append(slices.Clone(s.Layers[:stay]), s.Layers[last]), nil

@@ -183,8 +183,9 @@ func (m *vm) Freeze(ctx context.Context) error {
 			return err
 		}
 		if err := q.do(ctx, "stop", nil, nil); err != nil {
+			// It may have been done all the same, or be about to.
 			s.Frozen = false
-			return errors.Join(err, m.put(s))
+			return errors.Join(err, m.put(s), m.agree(ctx))
 		}
 		return nil
 	})
@@ -209,6 +210,21 @@ func (m *vm) Thaw(ctx context.Context) error {
 		s.Frozen = false
 		return m.put(s)
 	})
+}
+
+// agree makes QEMU and the state one again after a command whose end is not
+// known. The caller holds mu.
+func (m *vm) agree(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	if err := m.reach(ctx); err != nil {
+		return err
+	}
+	s, err := settle(ctx, m.qmp, m.dir(), m.state)
+	if err == nil {
+		m.state = s
+	}
+	return err
 }
 
 // put writes the state and remembers it.
