@@ -76,7 +76,7 @@ func (s snapshots) write(ctx context.Context, sessionID string, o hostlink.Captu
 		return out, fmt.Errorf("a key of %d bytes", len(o.Key))
 	}
 	if o.Durable && s.blobs == nil {
-		return out, apierr.New(apierr.Unavailable, "the pause has to be durable, and this host has no blob store (--blob-url)")
+		return out, apierr.New(apierr.Internal, "the pause has to be durable, and this host has no blob store (--blob-url)")
 	}
 	if err := s.Drop(o.SnapshotID); err != nil { // written before, and never answered for
 		return out, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"time"
 
 	"github.com/berth-dev/berth/hostd/machine"
@@ -137,6 +138,8 @@ func (s *live) capture(o hostlink.Capture, reply chan answer) {
 		reply <- answer{captured: *op.Captured}
 	case op != nil && op.ID == o.OpID && s.phase == capturing:
 		s.waiting = append(s.waiting, reply)
+	case s.phase == going: // after an abort, or because hostd died half way through this very order
+		reply <- answer{err: apierr.New(apierr.Unavailable, "the session's machine is being set going; give the order again")}
 	case s.phase != running:
 		reply <- answer{err: apierr.New(apierr.OperationInProgress, "session %s is in another operation on its host", s.id).After(time.Second)}
 	default:
@@ -167,8 +170,16 @@ func (s *live) stop(o hostlink.Capture) error {
 	return nil
 }
 
+// notCaptured is the answer to an order that failed. Not Unavailable: the same
+// again would stop the session once more for nothing.
 func notCaptured(err error) error {
-	return apierr.Wrap(err, apierr.Unavailable, "the host could not capture the session, which runs on").After(time.Second)
+	if errors.Is(err, syscall.ENOSPC) {
+		return apierr.Wrap(err, apierr.NoCapacity, "the host has no room on its disk to capture the session, which runs on")
+	}
+	if e := (*apierr.Error)(nil); errors.As(err, &e) {
+		return err
+	}
+	return apierr.Wrap(err, apierr.Internal, "the host could not capture the session, which runs on")
 }
 
 // captureNow stops the machine and captures it.

@@ -90,15 +90,16 @@ func (h *Host) fetch(ctx context.Context, id string, o hostlink.Restore) (bag ho
 	return bag, true, err
 }
 
-// fits says whether this host can go on with a snapshot at all.
+// fits says whether this host can go on with a snapshot at all; it is no use to
+// ask it again.
 func (h *Host) fits(s session.Snapshot) error {
 	switch {
 	case !s.Memory:
 		return nil
 	case h.keeper == nil || h.keeper.Name() != s.Driver:
-		return apierr.New(apierr.Unavailable, "this host's machines cannot go on with a memory of driver %s", s.Driver)
+		return apierr.New(apierr.Internal, "this host's machines cannot go on with a memory of driver %s", s.Driver)
 	case h.keeper.CPUClass() != s.CPUClass:
-		return apierr.New(apierr.Unavailable, "this host's processors differ from those that the memory comes from")
+		return apierr.New(apierr.Internal, "this host's processors differ from those that the memory comes from")
 	}
 	return nil
 }
@@ -108,7 +109,7 @@ func (h *Host) fits(s session.Snapshot) error {
 // that the old one can have had.
 func (h *Host) fetchLost(id string, s session.Snapshot) error {
 	if s.Memory && !h.keeper.HasTemplate(s.Template) {
-		return apierr.New(apierr.Unavailable, "the template of the session's memory is not on this host")
+		return apierr.New(apierr.Internal, "the template of the session's memory is not on this host")
 	}
 	return h.events.Begin(id, 0, aboveAll())
 }

@@ -507,7 +507,7 @@ func TestAbortWhileCaptured(t *testing.T) {
 		if err := w.host.Verdict(t.Context(), "s", hostlink.Verdict{OpID: "op"}); err != nil {
 			t.Error(err)
 		}
-		if err := <-got; !apierr.Is(err, apierr.Unavailable) {
+		if err := <-got; !apierr.Is(err, apierr.Internal) {
 			t.Errorf("the capture: %v", err)
 		}
 		o.settle(t, all)

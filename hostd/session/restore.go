@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"time"
 
 	"github.com/berth-dev/berth/hostd/machine"
@@ -66,6 +67,9 @@ func (h *Host) notRestored(ctx context.Context, id string, err error) error {
 	}
 	if e := (*apierr.Error)(nil); errors.As(err, &e) {
 		return err
+	}
+	if errors.Is(err, syscall.ENOSPC) {
+		return apierr.Wrap(err, apierr.NoCapacity, "the host has no room on its disk to restore the session")
 	}
 	h.log.Warn("a session could not be restored", "session", id, "error", err)
 	return apierr.Wrap(err, apierr.Unavailable, "the host could not restore the session; try again soon").After(time.Second)
