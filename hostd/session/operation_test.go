@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -516,4 +517,106 @@ func TestAbortWhileCaptured(t *testing.T) {
 			w.end()
 		}
 	})
+}
+
+// A target's machine that dies before the verdict costs the session only if the
+// record has put it there.
+func TestTargetDiesWhileHeld(t *testing.T) {
+	for _, committed := range []bool{true, false} {
+		t.Run(fmt.Sprintf("committed %v", committed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				all, o := prepare(t, session.Move, "b", true, false, false)
+				o.holder = o.from
+				if err := errors.Join(o.capture(), o.restore()); err != nil {
+					t.Fatal(err)
+				}
+				b := all[1]
+				b.alive()[0].kill()
+				synctest.Wait()
+				err := b.host.Verdict(t.Context(), "s", hostlink.Verdict{OpID: "op", Committed: committed})
+				b.restart()
+				inv, _ := b.host.Inventory(t.Context())
+				if committed != apierr.Is(err, apierr.SessionNotRunning) || committed != (len(inv.Tombstones) == 1 && inv.Tombstones[0].Epoch == 2) {
+					t.Errorf("%v, tombstones %+v", err, inv.Tombstones)
+				}
+				if len(inv.Sessions)+len(b.book.machines)+len(b.book.targets)+len(b.book.sessions) != 0 {
+					t.Errorf("left: %+v, book %v %v %v", inv.Sessions, b.book.machines, b.book.targets, b.book.sessions)
+				}
+				for _, w := range all {
+					w.end()
+				}
+			})
+		})
+	}
+}
+
+// Where the host of a paused session is lost, only the blob store has the rest:
+// the log begins anew, above every number that the old one can have given.
+func TestResumeWithoutTheHostThatPaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Resume, "b", true, false, false)
+		a, b := all[0], all[1]
+		b.snaps.all[o.snapshot.ID] = a.snaps.all[o.snapshot.ID] // as from the blob store
+		order := order1("s", session.Shell, time.Hour)
+		order.Epoch = 2
+		if _, err := b.host.Restore(t.Context(), "s", hostlink.Restore{OpID: "op", Kind: session.Resume, Acquire: order, Snapshot: o.snapshot, Key: make([]byte, 32)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.host.Verdict(t.Context(), "s", hostlink.Verdict{OpID: "op", Committed: true}); err != nil {
+			t.Fatal(err)
+		}
+		if first, last := b.events.skip["s"]+1, b.events.Last("s"); first < 1<<39 || last != first {
+			t.Errorf("events %d to %d", first, last)
+		}
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
+
+func TestMemoryThatDoesNotFitIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Resume, "b", true, false, false)
+		for name, change := range map[string]func(*session.Snapshot){
+			"driver":    func(s *session.Snapshot) { s.Driver = "other" },
+			"CPU class": func(s *session.Snapshot) { s.CPUClass = "other" },
+		} {
+			other := *o
+			change(&other.snapshot)
+			if err := other.restore(); !apierr.Is(err, apierr.Internal) {
+				t.Errorf("another %s: %v", name, err)
+			}
+		}
+		b := all[1]
+		if len(b.alive())+len(b.book.targets) != 0 || b.pool.Free() != 8 {
+			t.Errorf("left: %d machines, targets %v", len(b.alive()), b.book.targets)
+		}
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
+
+// A tunnel goes with its machine's stop, and opens again when it goes on.
+func TestTunnelsAreCutAtTheStop(t *testing.T) {
+	var g gate
+	near, far := net.Pipe()
+	defer near.Close()
+	if _, ok := g.add(far); ok {
+		t.Error("a shut gate took a tunnel")
+	}
+	g.set(true)
+	leave, ok := g.add(far)
+	if !ok || !g.isOpen() {
+		t.Fatal("an open gate refused a tunnel")
+	}
+	g.set(false)
+	if _, err := near.Read(make([]byte, 1)); err == nil {
+		t.Error("the tunnel is not cut")
+	}
+	leave()
+	g.set(true)
+	if len(g.conns) != 0 {
+		t.Error("a tunnel that was cut is still known")
+	}
 }
