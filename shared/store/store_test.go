@@ -313,3 +313,16 @@ func BenchmarkAppend(b *testing.B) {
 		})
 	}
 }
+
+func TestSkippedNumbersAreNeverGiven(t *testing.T) {
+	db := open(t, Options{})
+	must(t, db.Update(func(tx *Tx) error {
+		must(t, tx.Skip("log", 41))
+		must(t, tx.Skip("log", 7)) // less than that: nothing
+		seq, err := tx.Append("log", func(uint64) any { return "x" })
+		if seq != 42 {
+			t.Errorf("number %d", seq)
+		}
+		return err
+	}))
+}
