@@ -183,10 +183,8 @@ func patiently(ctx context.Context, patience time.Duration, do func() error) err
 		if !apierr.Is(err, apierr.Unavailable) || time.Now().Add(wait).After(deadline) || ctx.Err() != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(wait):
+		if err := waitFor(ctx, wait); err != nil {
+			return err
 		}
 	}
 }

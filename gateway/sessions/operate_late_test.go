@@ -3,6 +3,7 @@ package sessions
 import (
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -180,5 +181,33 @@ func TestDeadlineUndoesAnOperation(t *testing.T) {
 	wantCode(t, <-done, apierr.Timeout)
 	if run, held := r.host.world.machines(s.ID); held != 0 || len(run) != 1 {
 		t.Errorf("runs at %v, %d held", run, held)
+	}
+}
+
+// A host that holds a machine for an operation of long ago is passed over; where
+// there is no other, the request waits with patience and then fails.
+func TestResumeBesideALeftover(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	r.use.cfg.OperationDeadline = 500 * time.Millisecond
+	s := r.paused("s", time.Minute, false)
+	r.host.targets["s"] = held("s", 2, "long ago", hostlink.Target)
+	r.second().full = true
+	var orders atomic.Int32
+	r.setFault(r.host, func(string) *fault { orders.Add(1); return nil })
+	if now, err := r.use.Awake(t.Context(), s); !apierr.Is(err, apierr.NoCapacity) || now.Status != session.Paused {
+		t.Errorf("%s, %v", now.Status, err)
+	}
+	r.hosts.setAway("h2", true)
+	begin := time.Now()
+	_, err := r.use.Awake(t.Context(), s)
+	wantCode(t, err, apierr.OperationInProgress)
+	if n, took := orders.Load(), time.Since(begin); n > 60 || took < 400*time.Millisecond {
+		t.Errorf("%d orders in %s", n, took)
+	}
+	r.run() // tells the host
+	until(t, "the leftover is gone", func() bool { _, held := r.host.world.machines("s"); return held == 0 })
+	if now, err := r.use.Awake(t.Context(), s); err != nil || now.Host != "h1" {
+		t.Errorf("%+v, %v", now, err)
 	}
 }

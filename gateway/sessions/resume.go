@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"time"
 
 	"github.com/berth-dev/berth/gateway/accounts"
 	"github.com/berth-dev/berth/gateway/placement"
@@ -39,7 +40,8 @@ func (s *Service) Watch(id string) (session.Session, bool, <-chan struct{}) {
 // awake waits until the session runs and nothing is under way. Without the
 // right to interfere, an operation that is no resume is operation_in_progress.
 func (s *Service) awake(ctx context.Context, found session.Session, interfere bool) (session.Session, error) {
-	for {
+	giveUp := time.Now().Add(s.cfg.OperationDeadline)
+	for wait := awakeAgain; ; {
 		now, ok, changed := s.Watch(found.ID)
 		if !ok {
 			return found, notFound(found.ID)
@@ -47,28 +49,46 @@ func (s *Service) awake(ctx context.Context, found session.Session, interfere bo
 		if err := running(now); err != nil {
 			return now, err
 		}
-		var err error
 		switch {
 		case now.Op == nil && now.Status == session.Running:
 			return now, nil
 		case now.Op == nil:
-			if now, err = s.resume(ctx, now); err == nil {
-				return now, nil
+			resumed, err := s.resume(ctx, now)
+			if !apierr.Is(err, apierr.OperationInProgress) || time.Now().After(giveUp) {
+				return resumed, err
 			}
+			// Another request was quicker, or a host still has to hear of the
+			// operation before.
+			if err := waitFor(ctx, wait); err != nil {
+				return now, err
+			}
+			wait = min(2*wait, time.Second)
 		case now.Op.Kind != session.Resume && !interfere:
 			return now, apierr.New(apierr.OperationInProgress, "session %s is in the middle of a %s; try again when it is done", now.ID, now.Op.Kind)
 		case now.Op.Kind == session.Pause:
-			err = s.callOff(ctx, now)
+			if err := s.callOff(ctx, now); err != nil && !apierr.Is(err, apierr.OperationInProgress) {
+				return now, err
+			}
 		default:
 			select {
 			case <-changed:
 			case <-ctx.Done():
-				err = context.Cause(ctx)
+				return now, context.Cause(ctx)
 			}
 		}
-		if err != nil && !(apierr.Is(err, apierr.OperationInProgress) && ctx.Err() == nil) {
-			return now, err
-		}
+	}
+}
+
+// awakeAgain is the first wait before another look at a session that could not
+// be resumed because something else was under way.
+const awakeAgain = 20 * time.Millisecond
+
+func waitFor(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
 	}
 }
 
@@ -122,7 +142,7 @@ func (s *Service) resumeAt(ctx context.Context, found session.Session, to placem
 	}
 	defer o.stop()
 	if err := o.restore(*found.Snapshot); err != nil {
-		next = apierr.Is(err, apierr.NoCapacity) || apierr.Is(err, apierr.Unavailable)
+		next = apierr.Is(err, apierr.NoCapacity) || apierr.Is(err, apierr.Unavailable) || apierr.Is(err, apierr.OperationInProgress)
 		return found, next, o.giveUp(err)
 	}
 	resumed, err := o.commit(nil)
