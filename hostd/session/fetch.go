@@ -64,9 +64,6 @@ func (h *Host) fetch(ctx context.Context, id string, o hostlink.Restore) (bag ho
 	}
 	bag, here, err := h.baggageHere(ctx, id, o.Snapshot.ID)
 	if err != nil || here {
-		if err == nil && !o.Snapshot.Memory {
-			err = h.events.SetNotice(id, 0) // another agent will number them
-		}
 		return bag, false, err
 	}
 	if h.find(id) != nil {
@@ -79,7 +76,7 @@ func (h *Host) fetch(ctx context.Context, id string, o hostlink.Restore) (bag ho
 	defer peer.Close()
 	bag, err = peer.Baggage(ctx, id, o.Snapshot.ID)
 	if err == nil {
-		err = h.fetchLog(ctx, peer, id, bag, o.Snapshot.Memory)
+		err = h.fetchLog(ctx, peer, id, bag)
 	}
 	if err == nil && o.Snapshot.Memory && !h.keeper.HasTemplate(o.Snapshot.Template) {
 		err = h.fetchTemplate(ctx, peer, o.Snapshot.Template)
@@ -119,15 +116,12 @@ func (h *Host) fetchLost(id string, s session.Snapshot) error {
 func aboveAll() uint64 { return uint64(time.Now().UnixMilli()) }
 
 // fetchLog takes a session's events over, under their numbers.
-func (h *Host) fetchLog(ctx context.Context, from Peer, id string, bag hostlink.Baggage, memory bool) error {
-	notice, used := bag.Notice, uint64(0)
-	if !memory {
-		notice = 0
-	}
+func (h *Host) fetchLog(ctx context.Context, from Peer, id string, bag hostlink.Baggage) error {
+	used := uint64(0)
 	if bag.LastSeq == 0 { // the source lost its log
 		used = aboveAll()
 	}
-	if err := h.events.Begin(id, notice, used); err != nil {
+	if err := h.events.Begin(id, bag.Notice, used); err != nil {
 		return err
 	}
 	for after := uint64(0); after < bag.LastSeq; {

@@ -187,6 +187,9 @@ func newMemEvents() *memEvents {
 func (m *memEvents) Append(id string, e event.Event) error { return m.AppendNotice(id, 0, e) }
 func (m *memEvents) AppendNotice(id string, n uint64, e event.Event) error {
 	return m.write(func() {
+		if n != 0 && n <= m.notice[id] {
+			return
+		}
 		m.notice[id] = max(m.notice[id], n)
 		m.events[id] = append(m.events[id], e)
 	})

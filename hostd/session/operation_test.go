@@ -190,6 +190,15 @@ func (o *operation) checkRunning(t *testing.T, w *world, st hostlink.Status, epo
 	if got := strings.Join(texts, ","); !strings.HasPrefix(got, "Session is running.,0,1,2") || o.committed && !strings.HasSuffix(got, ",Session is running.") {
 		t.Errorf("%s: events %q", w.name, got)
 	}
+	for _, f := range w.alive() { // whatever its agent tells from here on comes into the log, once
+		if f.started.SessionID == "s" {
+			f.tell(noticeOf(event.Event{Type: event.Exec, Text: "after"}))
+		}
+	}
+	synctest.Wait()
+	if all := w.events.all("s"); all[len(all)-1].Text != "after" || len(all) != len(texts)+1 {
+		t.Errorf("%s: %d events after %d, the last %q", w.name, len(all), len(texts), all[len(all)-1].Text)
+	}
 	if _, err := w.host.Patch(t.Context(), "s", hostlink.Settings{Version: 9, ExpiresAt: time.Now().Add(time.Hour)}); err != nil {
 		t.Errorf("%s: Patch: %v", w.name, err)
 	}

@@ -159,7 +159,7 @@ func (s *live) gone(out outcome) {
 	rec.Op = nil
 	if op.Role == hostlink.Target {
 		rec.Snapshot = op.SnapshotID
-		s.arrived(op) // before the book: twice is better than never
+		s.arrived(op) // before the book has it: twice is better than never
 	} else {
 		rec.Stood += time.Since(op.Since)
 	}
@@ -183,6 +183,11 @@ func (s *live) gone(out outcome) {
 
 // arrived says, in the session's log, that it runs again, and how.
 func (s *live) arrived(op Op) {
+	if !op.Memory { // another agent, which numbers what it tells anew
+		if err := s.host.events.SetNotice(s.id, 0); err != nil {
+			s.log.Warn("the agent's first events may be lost", "error", err)
+		}
+	}
 	reason := "resumed"
 	if op.Kind == session.Move {
 		reason = "moved"

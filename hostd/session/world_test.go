@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/hostd/pool"
+	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/event"
 	"github.com/berth-dev/berth/shared/hostlink"
@@ -152,6 +153,7 @@ func (w *world) rebuild(_ context.Context, kind session.Kind, c machine.Capture,
 	}
 	f, err := w.add("rebuild", h, func(f *fakeGuest) {
 		f.state, f.still, f.frozen, f.started.SessionID = c.(*fakeCapture).state, true, true, "s"
+		f.notices = []agentlink.Notice{{N: 1}, {N: 2}, {N: 3}} // its memory has what begin made it tell
 	})
 	if err != nil {
 		return nil, err
