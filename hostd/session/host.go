@@ -253,6 +253,14 @@ func (h *Host) find(id string) *live {
 	return h.sessions[id]
 }
 
+// findOrAwait looks at one moment: where s is nil, awaited says that the session
+// is about to run here, as soon as the verdict comes.
+func (h *Host) findOrAwait(id string) (s *live, awaited bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.sessions[id], h.targets[id] != nil
+}
+
 func (h *Host) findTarget(id string) *live {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -335,12 +343,12 @@ func (h *Host) Capture(ctx context.Context, id string, o hostlink.Capture) (host
 // operation cuts its tunnels and takes no new ones: the caller looks again
 // where the session is.
 func (h *Host) Tunnel(ctx context.Context, id string, epoch uint64) (conn net.Conn, done func(), err error) {
-	s := h.find(id)
-	if s == nil {
+	s, awaited := h.findOrAwait(id)
+	if s == nil && !awaited {
 		return nil, nil, h.gone(id)
 	}
 	held := apierr.New(apierr.Unavailable, "the session's machine stands still for an operation; try again")
-	if s.epoch != epoch || !s.gate.isOpen() {
+	if s == nil || s.epoch != epoch || !s.gate.isOpen() {
 		return nil, nil, held
 	}
 	if conn, err = s.guest.Agent.Tunnel(ctx); err != nil {

@@ -606,6 +606,27 @@ func TestMemoryThatDoesNotFitIsRefused(t *testing.T) {
 	})
 }
 
+// The record may know that a session goes on here before this host does: a link
+// that comes then is told to try again, not that nobody knows the session.
+func TestTunnelToATargetThatAwaitsItsVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Resume, "b", true, false, false)
+		b := all[1]
+		if _, _, err := b.host.Tunnel(t.Context(), "s", 2); !apierr.Is(err, apierr.NotFound) {
+			t.Errorf("before the restore: %v", err)
+		}
+		if err := o.restore(); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := b.host.Tunnel(t.Context(), "s", 2); !apierr.Is(err, apierr.Unavailable) {
+			t.Errorf("before the verdict: %v", err)
+		}
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
+
 // A tunnel goes with its machine's stop, and opens again when it goes on.
 func TestTunnelsAreCutAtTheStop(t *testing.T) {
 	var g gate
