@@ -204,7 +204,8 @@ func (h Layout) thaw(group string) {
 	}
 }
 
-// Rmdir removes a group without processes from every tree.
+// Rmdir removes a group without processes from every tree. One that enters it
+// meanwhile, as a process just started may, is ended.
 func (h Layout) Rmdir(ctx context.Context, group string) error {
 	for _, dir := range h.Dirs(group) {
 		for wait := time.Millisecond; ; wait *= 2 {
@@ -212,10 +213,13 @@ func (h Layout) Rmdir(ctx context.Context, group string) error {
 			if err == nil {
 				break
 			}
-			// EBUSY: the last process has been listed as gone a moment before
-			// its exit is through.
+			// EBUSY also when the last process has been listed as gone a moment
+			// before its exit is through.
 			if !errors.Is(err, unix.EBUSY) || ctx.Err() != nil {
 				return fmt.Errorf("remove cgroup: %w", err)
+			}
+			if err := h.Kill(ctx, group); err != nil {
+				return err
 			}
 			time.Sleep(min(wait, 20*time.Millisecond))
 		}

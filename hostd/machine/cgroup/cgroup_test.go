@@ -135,6 +135,46 @@ func TestMake(t *testing.T) {
 	}
 }
 
+// TestRmdirEndsWhoEntersLate: a process that was not there when the group was
+// emptied.
+func TestRmdirEndsWhoEntersLate(t *testing.T) {
+	h, err := Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() != 0 {
+		missing := "making groups needs root"
+		if os.Getenv("CI") == "true" {
+			t.Fatal(missing)
+		}
+		t.Skip(missing)
+	}
+	group := fmt.Sprintf("/berth-test-%d/late", os.Getpid())
+	if err := h.Make(group, Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	defer h.DropParent(filepath.Dir(group))
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range h.Procs(group) {
+		if err := os.WriteFile(path, []byte(fmt.Sprint(cmd.Process.Pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = cmd.Wait() }() // killed
+	if err := h.Rmdir(t.Context(), group); err != nil {
+		t.Error(err)
+		_ = cmd.Process.Kill()
+	}
+	<-ended
+	if left := h.Dirs(group); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 func TestWritesOfBothLayouts(t *testing.T) {
 	l := Limits{Memory: 1 << 30, Pids: 9, Cores: 2}
 	var got []string

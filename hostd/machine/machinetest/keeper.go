@@ -441,7 +441,7 @@ func generations(r *Rig) {
 	r.count(m)
 	n, pid := r.counter(m)
 	var first, last int64
-	for i := range 12 {
+	for i := range 6 {
 		r.Sh(m, fmt.Sprintf("echo %d > /workspace/generation; head -c 1000000 /dev/urandom > /workspace/changing; sync", i))
 		s := r.take(m)
 		if i == 0 {

@@ -66,15 +66,13 @@ type build struct {
 
 // close ends the machine and everything of it.
 func (b *build) close(ctx context.Context) error {
-	err := b.driver.remove(ctx, b.id)
+	var err error
+	if b.process != nil { // which may not be in its cgroup yet
+		err = end(b.process)
+	}
+	err = errors.Join(err, b.driver.remove(ctx, b.id))
 	if b.qmp != nil {
 		_ = b.qmp.Close() // QEMU has gone
-	}
-	if b.process != nil {
-		if b.process.Wait() {
-			b.process.Reap()
-		}
-		err = errors.Join(err, b.process.Close())
 	}
 	if b.net != nil {
 		err = errors.Join(err, b.net.Close())

@@ -176,7 +176,7 @@ func (d *Driver) startHolder(ctx context.Context, group string, l load) (holder,
 		h.ram, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", memory.Fd()))
 	}
 	if err != nil {
-		return holder{}, errors.Join(err, p.Kill(), h.reap())
+		return holder{}, errors.Join(err, end(p))
 	}
 	return h, nil
 }

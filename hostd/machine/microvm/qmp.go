@@ -22,6 +22,7 @@ type monitor struct {
 	conn    *net.UnixConn
 	turn    chan struct{} // holds one token: whoever has it may write and wait
 	answers chan answer   // of the command under way, from read
+	closed  chan struct{} // closed by close
 	ended   chan struct{} // closed when the connection is over
 	close   func() error
 }
@@ -32,9 +33,8 @@ type answer struct {
 		Class string `json:"class"`
 		Desc  string `json:"desc"`
 	} `json:"error"`
-	Event string    `json:"event"`
-	QMP   *struct{} `json:"QMP"`
-	ID    uint64    `json:"id"`
+	Event string `json:"event"`
+	ID    string `json:"id"`
 }
 
 // maxAnswer bounds one line from QEMU, which is in the guest's reach.
@@ -42,8 +42,9 @@ const maxAnswer = 1 << 20
 
 // openMonitor takes the connection over and greets. On error it is closed.
 func openMonitor(ctx context.Context, conn *net.UnixConn) (*monitor, error) {
-	m := &monitor{conn: conn, turn: make(chan struct{}, 1), answers: make(chan answer, 1), ended: make(chan struct{}),
-		close: sync.OnceValue(conn.Close)}
+	m := &monitor{conn: conn, turn: make(chan struct{}, 1), answers: make(chan answer), ended: make(chan struct{}),
+		closed: make(chan struct{})}
+	m.close = sync.OnceValue(func() error { close(m.closed); return conn.Close() })
 	m.turn <- struct{}{}
 	go m.read()
 	if err := m.do(ctx, "qmp_capabilities", nil, nil); err != nil {
@@ -75,7 +76,7 @@ func (m *monitor) read() {
 		}
 		select {
 		case m.answers <- a:
-		default: // nobody asked: an answer that came too late has been dropped by its number
+		case <-m.closed:
 			return
 		}
 	}
@@ -109,10 +110,12 @@ func (m *monitor) do(ctx context.Context, command string, args, out any, files .
 }
 
 func (m *monitor) exchange(ctx context.Context, command string, args any, files []*os.File) (answer, error) {
+	id := newID()
 	line, err := json.Marshal(struct {
 		Execute   string `json:"execute"`
 		Arguments any    `json:"arguments,omitempty"`
-	}{command, args})
+		ID        string `json:"id"`
+	}{command, args, id})
 	if err != nil {
 		return answer{}, err
 	}
@@ -120,14 +123,19 @@ func (m *monitor) exchange(ctx context.Context, command string, args any, files 
 		_ = m.close() // half a command may be out
 		return answer{}, err
 	}
-	select {
-	case a := <-m.answers:
-		return a, nil
-	case <-m.ended:
-		return answer{}, errMonitor
-	case <-ctx.Done():
-		_ = m.close()
-		return answer{}, context.Cause(ctx)
+	for {
+		select {
+		case a := <-m.answers:
+			// QEMU gives a client also the answer that an earlier one did not wait for.
+			if a.ID == id {
+				return a, nil
+			}
+		case <-m.ended:
+			return answer{}, errMonitor
+		case <-ctx.Done():
+			_ = m.close()
+			return answer{}, context.Cause(ctx)
+		}
 	}
 }
 

@@ -33,7 +33,7 @@ func fakeQEMU(t *testing.T, reply func(command string) string) *monitor {
 		defer conn.Close()
 		fmt.Fprintln(conn, `{"QMP": {"version": {}, "capabilities": []}}`)
 		for lines := bufio.NewScanner(conn); lines.Scan(); {
-			var q struct{ Execute string }
+			var q struct{ Execute, ID string }
 			if json.Unmarshal(lines.Bytes(), &q) != nil {
 				return
 			}
@@ -44,7 +44,8 @@ func fakeQEMU(t *testing.T, reply func(command string) string) *monitor {
 			if text == "" {
 				return
 			}
-			fmt.Fprintln(conn, text)
+			fmt.Fprintln(conn, `{"return": {"status": "of another"}, "id": "another"}`)
+			fmt.Fprintln(conn, strings.ReplaceAll(text, `{"return"`, `{"id": "`+q.ID+`", "return"`))
 		}
 	}()
 	m, err := dialMonitor(t.Context(), dir)
@@ -80,7 +81,7 @@ func TestMonitorErrors(t *testing.T) {
 	m := fakeQEMU(t, func(command string) string {
 		switch command {
 		case "refused":
-			return `{"error": {"class": "GenericError", "desc": "no such luck"}}`
+			return `{"return": {}, "error": {"class": "GenericError", "desc": "no such luck"}}`
 		case "noise":
 			return "noise"
 		}

@@ -71,13 +71,18 @@ func start(cmd *exec.Cmd, config []byte, pidfd *int) (*cgroup.Process, error) {
 		_, err = write.Write(config)
 	}
 	if err != nil {
-		err = errors.Join(err, p.Kill())
-		if p.Wait() {
-			p.Reap()
-		}
-		return nil, errors.Join(err, p.Close())
+		return nil, errors.Join(err, end(p))
 	}
 	return p, nil
+}
+
+// end kills a child of this process and waits until it is gone.
+func end(p *cgroup.Process) error {
+	err := p.Kill()
+	if err == nil && p.Wait() {
+		p.Reap()
+	}
+	return errors.Join(err, p.Close())
 }
 
 // listen makes a listening socket as a bare descriptor. It is bound by way of
@@ -121,6 +126,9 @@ func dialMonitor(ctx context.Context, dir string) (*monitor, error) {
 	return openMonitor(ctx, conn.(*net.UnixConn))
 }
 
+// maxWords is room for a panic with its call trace, bytes.
+const maxWords = 8 << 10
+
 // lastWords is the end of what QEMU and the guest's console said, for errors
 // and logs.
 func (d *Driver) lastWords(id string) string {
@@ -128,5 +136,5 @@ func (d *Driver) lastWords(id string) string {
 	if err != nil {
 		return ""
 	}
-	return string(bytes.TrimSpace(data[max(0, len(data)-2048):]))
+	return string(bytes.TrimSpace(data[max(0, len(data)-maxWords):]))
 }

@@ -162,15 +162,13 @@ func (l *launch) closeFiles() {
 
 // undo removes everything of a machine whose launch failed.
 func (l *launch) undo(ctx context.Context) error {
-	err := l.driver.remove(ctx, l.handle.Spec.ID)
+	var err error
+	if l.process != nil { // which may not be in its cgroup yet
+		err = end(l.process)
+	}
+	err = errors.Join(err, l.driver.remove(ctx, l.handle.Spec.ID))
 	if l.qmp != nil {
 		_ = l.qmp.Close() // QEMU has gone
-	}
-	if l.process != nil {
-		if err == nil && l.process.Wait() {
-			l.process.Reap()
-		}
-		err = errors.Join(err, l.process.Close())
 	}
 	return err
 }
