@@ -1,6 +1,7 @@
 # Berth. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
+export HOSTS DRIVER ACCEL
 .PHONY: help run up down demo image build test lint bench generate
 
 help: ## list the targets

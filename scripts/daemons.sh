@@ -5,6 +5,9 @@
 #   daemons.sh down   end them and every machine; nothing stays but the state
 #   daemons.sh run    up, wait for Ctrl-C, down
 #
+# HOSTS says how many hostds run, 1 to 4, each with a home and a cache of its
+# own; DRIVER and ACCEL what runs their machines (hostd --help tells).
+#
 # A daemon's process is known by $BERTH_HOME/run/NAME.pid: boot, process id and
 # start time, so that a file of a process long gone never hits another one.
 # shellcheck source=lib.sh
@@ -16,15 +19,25 @@ readonly STOP_SECONDS=20   # longer than any daemon takes to drain
 
 port() { echo "127.0.0.1:$((BERTH_PORT_BASE + $1))"; }
 
+# host_number prints which hostd a daemon is, from 0; fails for other daemons.
+host_number() { # daemon
+	[[ $1 == hostd* ]] || return 1
+	local n=${1#hostd}
+	echo $((${n:-1} - 1))
+}
+
 # flags sets FLAGS to a daemon's flags.
 flags() { # daemon
+	local i
 	FLAGS=(--home "$BERTH_HOME/$1" --cluster-secret "$BERTH_HOME/cluster.secret")
 	case $1 in
 	gateway) FLAGS+=(--listen "$BERTH_LISTEN" --raft-addr "$(port 1)" --gossip-addr "$(port 2)") ;;
-	hostd)
-		host_flags
+	hostd*)
+		i=$(host_number "$1")
+		host_flags "$1"
 		FLAGS=("${HOST_FLAGS[@]}" --cluster-secret "$BERTH_HOME/cluster.secret"
-			--listen "$(port 101)" --gossip-addr "$(port 102)" --join "$(port 2)")
+			--listen "$(port $((101 + 10 * i)))" --gossip-addr "$(port $((102 + 10 * i)))" --join "$(port 2)")
+		[[ $i -eq 0 ]] || FLAGS+=(--name "$(uname -n)-$((i + 1))")
 		;;
 	proxyd)
 		FLAGS+=(--listen "$(port 201)" --gossip-addr "$(port 202)" --control "$(port 203)"
@@ -33,15 +46,18 @@ flags() { # daemon
 	esac
 }
 
-# host_flags sets HOST_FLAGS to what hostd and its cleanup share. Names,
+# host_flags sets HOST_FLAGS to what a hostd and its cleanup share. Names,
 # addresses and user ids of slots come from the port base, so that two clones
-# on one computer stay out of each other's way.
-host_flags() {
-	local n=$(((BERTH_PORT_BASE / 300 + 977) % 100)) prefix=berth # 7100, the default, gives 0
+# on one computer stay out of each other's way; a clone's hostds share its part.
+host_flags() { # daemon
+	local n=$(((BERTH_PORT_BASE / 300 + 977) % 100)) prefix=berth i # 7100, the default, gives 0
+	i=$(host_number "$1")
 	[[ $n -eq 0 ]] || prefix=berth$n
-	HOST_FLAGS=(--home "$BERTH_HOME/hostd" --slot-prefix "$prefix" --subnet "10.$((123 + n)).0.0/16"
-		--uid-base "$((1048576 + n * 33554432))" --egress-allow "$BERTH_EGRESS_ALLOW"
-		--image-base "$(scripts/image/build.sh --path)" --agent-layer "$(agent_layer "$BIN/agent")")
+	[[ $i -eq 0 ]] || prefix=${prefix}h$((i + 1))
+	HOST_FLAGS=(--home "$BERTH_HOME/$1" --slot-prefix "$prefix" --subnet "10.$((123 + n)).$((64 * i)).0/18"
+		--uid-base "$((1048576 + n * 33554432 + i * 8388608))" --egress-allow "$BERTH_EGRESS_ALLOW"
+		--image-base "$(scripts/image/build.sh --path)" --agent-layer "$(agent_layer "$BIN/agent")"
+		--driver "$DRIVER" --accel "$ACCEL" --vm-files "$(scripts/image/vm.sh --path)" --template-cache "$BERTH_HOME/$1/templates")
 }
 
 # identity prints what tells a living process from all others.
@@ -68,7 +84,7 @@ start() { # daemon
 	[[ ! -s $LOG/$1.log ]] || mv "$LOG/$1.log" "$LOG/$1.log.old"
 	( # The file is there before the daemon is: it cannot be lost track of.
 		identity "$BASHPID" >"$RUN/$1.pid"
-		exec setsid "$BIN/$1" "${FLAGS[@]}" </dev/null >"$LOG/$1.log" 2>&1 8>&-
+		exec setsid "$BIN/${1%%[0-9]*}" "${FLAGS[@]}" </dev/null >"$LOG/$1.log" 2>&1 8>&-
 	) &
 	# The same again: on a busy computer the child has not come so far yet,
 	# and who looks next would take it for ended.
@@ -91,7 +107,7 @@ stop() { # daemon
 # then the machines, which would outlive hostd to be adopted by the next one.
 down_now() {
 	local daemon ran=0
-	for daemon in gateway hostd proxyd; do
+	for daemon in gateway "${EVERY_HOST[@]}" proxyd; do
 		[[ ! -f $RUN/$daemon.pid ]] || ran=1
 		stop "$daemon"
 	done
@@ -100,11 +116,14 @@ down_now() {
 		return
 	fi
 	[[ -x $BIN/hostd ]] || die "bin/hostd is not built, so the machines cannot be ended: run make build, then make down"
-	host_flags
-	"$BIN/hostd" cleanup "${HOST_FLAGS[@]}" >"$LOG/cleanup.log" 2>&1 8>&- || {
-		tail -n 20 "$LOG/cleanup.log" >&2
-		die "not everything of the machines could be removed; $LOG/cleanup.log says what"
-	}
+	for daemon in "${EVERY_HOST[@]}"; do
+		[[ -d $BERTH_HOME/$daemon ]] || continue
+		host_flags "$daemon"
+		"$BIN/hostd" cleanup "${HOST_FLAGS[@]}" >"$LOG/cleanup.log" 2>&1 8>&- || {
+			tail -n 20 "$LOG/cleanup.log" >&2
+			die "not everything of the machines could be removed; $LOG/cleanup.log says what"
+		}
+	done
 	echo "Berth is down; its state is in $BERTH_HOME."
 }
 
@@ -162,7 +181,7 @@ up_now() {
 	local daemon ran=0 began=$SECONDS
 	mkdir -p "$LOG" "$RUN"
 	chmod 0700 "$BERTH_HOME"
-	for daemon in gateway proxyd hostd; do
+	for daemon in "${DAEMONS[@]}"; do
 		! pid_of "$daemon" >/dev/null || ran=1
 		start "$daemon"
 	done
@@ -170,7 +189,7 @@ up_now() {
 		[[ $ran -eq 1 ]] || down_now
 		exit 1
 	fi
-	echo "  ✓ gateway, hostd and proxyd, $((SECONDS - began)) s"
+	echo "  ✓ ${DAEMONS[*]}, $((SECONDS - began)) s"
 }
 
 welcome() {
@@ -213,7 +232,10 @@ run_here() {
 	all_alive || exit 1
 }
 
-readonly DAEMONS=(gateway hostd proxyd)
+DRIVER=${DRIVER:-auto} ACCEL=${ACCEL:-auto} HOSTS=${HOSTS:-1}
+readonly EVERY_HOST=(hostd hostd2 hostd3 hostd4)
+[[ $HOSTS =~ ^[1-4]$ ]] || die "HOSTS=$HOSTS: say 1 to 4"
+readonly DRIVER ACCEL DAEMONS=(gateway proxyd "${EVERY_HOST[@]:0:HOSTS}")
 need_root "make ${1:-}"
 mkdir -p "$BERTH_HOME"
 exec 8>"$BERTH_HOME/.lock"

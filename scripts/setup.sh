@@ -9,8 +9,8 @@
 #   setup.sh image   only the guest image and the agent's layer
 #   setup.sh build   only the binaries
 #
-# With DRIVER=microvm, and for test and bench, also QEMU and what microVMs boot
-# from.
+# With DRIVER=microvm, on processors with virtualisation, and for test and bench,
+# also QEMU and what microVMs boot from.
 # shellcheck source=lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -53,7 +53,13 @@ build_static() {
 
 # build_race makes what tests run; its agent needs the guest to have a C
 # library no older than this computer's, which Debian 12 has on Debian 12.
-build_race() { compile "$BIN/race" -race; }
+build_race() {
+	compile "$BIN/race" -race
+	# Emulated machines, and going through their memory page by page, are slow
+	# enough without the race detector: containers have the checked ones.
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$BIN/race/agent-static" ./hostd/agent
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$BIN/race/hostd-static" ./hostd
+}
 
 compile() { # folder, flags...
 	local into=$1
@@ -103,7 +109,12 @@ need_go
 vm='' # not empty: microVMs too
 case $what in
 test | bench) vm=1 ;;
-run | image) [[ ${DRIVER:-} != microvm ]] || vm=1 ;;
+run | image)
+	case ${DRIVER:-auto} in
+	microvm) vm=1 ;;
+	auto) ! grep -qE '^flags.* (vmx|svm)( |$)' /proc/cpuinfo || vm=1 ;; # where hostd will want it
+	esac
+	;;
 esac
 [[ -z $vm ]] || tools+=" $VM_TOOLS"
 
@@ -133,7 +144,10 @@ esac
 finish
 
 case $what in
-test) lay_agent "$BIN/race/agent" ;;
+test)
+	lay_agent "$BIN/race/agent"
+	lay_agent "$BIN/race/agent-static"
+	;;
 build) ;;
 *) lay_agent "$BIN/agent" ;;
 esac

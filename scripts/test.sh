@@ -8,9 +8,11 @@ BERTH_TARGET="test" scripts/setup.sh test
 
 # What a developer set for the own cluster is none of the tests' business.
 unset BERTH_HOME BERTH_LISTEN BERTH_EGRESS_ALLOW BERTH_PORT_BASE BERTH_URL BERTH_API_KEY
-export CI=true BERTH_E2E=1 BERTH_BIN=$BIN/race BERTH_IMAGE_BASE BERTH_AGENT_LAYER
+export CI=true BERTH_E2E=1 BERTH_BIN=$BIN/race BERTH_IMAGE_BASE BERTH_AGENT_LAYER BERTH_VM_FILES BERTH_VM_AGENT_LAYER
 BERTH_IMAGE_BASE=$(scripts/image/build.sh --path)
 BERTH_AGENT_LAYER=$(agent_layer "$BIN/race/agent")
+BERTH_VM_FILES=$(scripts/image/vm.sh --path)
+BERTH_VM_AGENT_LAYER=$(agent_layer "$BIN/race/agent-static")
 
 # -count=1: the cache cannot see image, daemons and kernel.
 go test -race -count=1 -timeout 12m ./...

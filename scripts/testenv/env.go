@@ -30,6 +30,16 @@ type Options struct {
 	Gateway []string // more flags of gateway
 	Hostd   []string // more flags of hostd
 	Proxyd  []string // more flags of proxyd
+	Hosts   int      // how many hostds; 0: one
+	Driver  string   // hostd's --driver; empty: oci. microvm runs without virtualisation of the processor (TCG).
+}
+
+// HostName is the i-th hostd's daemon name, from 0.
+func HostName(i int) string {
+	if i == 0 {
+		return Hostd
+	}
+	return fmt.Sprintf("%s%d", Hostd, i+1)
 }
 
 // startTime bounds the boot of a stack, its pool's first machines included.
@@ -42,6 +52,7 @@ type Env struct {
 
 	parts   Parts
 	num     number
+	options Options
 	daemons map[string]*process
 	keys    atomic.Int64
 	webs    atomic.Int64
@@ -129,11 +140,15 @@ func open(parts Parts, o Options) (*Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Env{parts: parts, num: num, BaseURL: "http://" + num.port(0)}
+	o.Hosts = max(1, o.Hosts)
+	e := &Env{parts: parts, num: num, options: o, BaseURL: "http://" + num.port(0)}
 	if left != "" {
 		e.Home = left
+		e.options.Hosts = maxHosts // whatever that one had
 		e.describe(o)
-		if err := e.clean(); err != nil {
+		err := e.clean()
+		e.options = o
+		if err != nil {
 			num.release()
 			return nil, fmt.Errorf("what an earlier test left in %s: %w", left, err)
 		}
@@ -153,11 +168,11 @@ func (e *Env) boot(o Options) (err error) {
 	if e.Home, err = os.MkdirTemp("/tmp", "bt"); err != nil {
 		return err
 	}
-	if err := errors.Join(e.num.note(e.Home), e.num.freePorts(8)); err != nil {
+	if err := errors.Join(e.num.note(e.Home), e.num.freePorts(ports)); err != nil {
 		return err
 	}
 	e.describe(o)
-	for _, name := range []string{Gateway, Proxyd, Hostd} {
+	for _, name := range append([]string{Gateway, Proxyd}, e.hosts()...) {
 		if err := e.daemons[name].start(); err != nil {
 			return err
 		}
@@ -177,30 +192,61 @@ func (e *Env) describe(o Options) {
 	e.daemons = map[string]*process{
 		Gateway: {args: append([]string{"--name", "gw", "--home", filepath.Join(e.Home, Gateway), "--listen", n.port(0),
 			"--raft-addr", n.port(1), "--gossip-addr", n.port(2)}, o.Gateway...)},
-		Hostd: {args: append(append([]string{"--name", "h1", "--listen", n.port(3), "--gossip-addr", n.port(4), "--join", n.port(2),
-			"--pool", o.Pool}, e.hostFlags()...), o.Hostd...)},
 		Proxyd: {args: append([]string{"--name", "p1", "--home", filepath.Join(e.Home, Proxyd), "--listen", n.port(5),
 			"--gossip-addr", n.port(6), "--control", n.port(7), "--join", n.port(2), "--egress-allow", n.allowed()}, o.Proxyd...)},
 	}
+	for i, name := range e.hosts() {
+		e.daemons[name] = &process{args: append(append([]string{"--name", fmt.Sprintf("h%d", i+1), "--listen", n.hostPort(i, 0), "--gossip-addr", n.hostPort(i, 1),
+			"--join", n.port(2), "--pool", o.Pool}, e.hostFlags(i)...), o.Hostd...)}
+	}
 	for name, p := range e.daemons {
-		p.name, p.binary, p.log = name, filepath.Join(e.parts.Bin, name), filepath.Join(e.Home, name+".log")
+		p.name, p.binary, p.log = name, filepath.Join(e.parts.Bin, e.binaryOf(name)), filepath.Join(e.Home, name+".log")
 		p.args = append(p.args, secret...)
 	}
 }
 
-// hostFlags are those that hostd and hostd cleanup share.
-func (e *Env) hostFlags() []string {
-	return []string{"--home", filepath.Join(e.Home, Hostd), "--image-base", e.parts.ImageBase, "--agent-layer", e.parts.AgentLayer,
-		"--slot-prefix", e.num.prefix(), "--subnet", e.num.subnet(), "--uid-base", fmt.Sprint(e.num.uidBase()),
-		"--egress-allow", e.num.allowed()}
+// hosts are the daemon names of the stack's hostds.
+func (e *Env) hosts() []string {
+	names := make([]string, max(1, e.options.Hosts))
+	for i := range names {
+		names[i] = HostName(i)
+	}
+	return names
 }
+
+func (e *Env) binaryOf(daemon string) string {
+	switch {
+	case !strings.HasPrefix(daemon, Hostd):
+		return daemon
+	case e.options.Driver == Microvm:
+		return Hostd + "-static"
+	}
+	return Hostd
+}
+
+// hostFlags are those that the i-th hostd and its cleanup share.
+func (e *Env) hostFlags(i int) []string {
+	home := filepath.Join(e.Home, HostName(i))
+	flags := []string{"--home", home, "--image-base", e.parts.ImageBase,
+		"--slot-prefix", e.num.prefix(i), "--subnet", e.num.subnet(i), "--uid-base", fmt.Sprint(e.num.uidBase(i)),
+		"--egress-allow", e.num.allowed()}
+	if e.options.Driver == Microvm {
+		flags = append(flags, "--driver", Microvm, "--accel", "tcg", "--agent-layer", e.parts.VMAgent, "--vm-files", e.parts.VMFiles, "--template-cache", filepath.Join(home, "templates"))
+	} else {
+		flags = append(flags, "--driver", "oci", "--agent-layer", e.parts.AgentLayer)
+	}
+	return flags
+}
+
+// Microvm is the driver of machines with a kernel of their own.
+const Microvm = "microvm"
 
 // Stop ends the daemons and every machine, and fails if anything is left or a
 // daemon's log shows a data race. Once only.
 func (e *Env) Stop() error {
 	defer e.num.release()
 	errs := []error{e.agentRaces()}
-	for _, name := range []string{Gateway, Hostd, Proxyd} {
+	for _, name := range append(append([]string{Gateway}, e.hosts()...), Proxyd) {
 		p := e.daemons[name]
 		if p == nil || p.cmd == nil {
 			continue
@@ -219,10 +265,13 @@ func (e *Env) Stop() error {
 
 // clean removes machines and home, and says what is left of them.
 func (e *Env) clean() error {
-	if _, err := os.Stat(filepath.Join(e.Home, Hostd)); err == nil {
+	for i, name := range e.hosts() {
+		if _, err := os.Stat(filepath.Join(e.Home, name)); err != nil {
+			continue
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if _, err := output(ctx, filepath.Join(e.parts.Bin, Hostd), append([]string{"cleanup"}, e.hostFlags()...)...); err != nil {
+		if _, err := output(ctx, filepath.Join(e.parts.Bin, Hostd), append([]string{"cleanup"}, e.hostFlags(i)...)...); err != nil {
 			return err
 		}
 	}

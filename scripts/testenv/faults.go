@@ -85,7 +85,7 @@ func (e *Env) Log(daemon string) string { return e.daemons[daemon].tail(0, 1<<30
 // Metrics are a daemon's, in Prometheus text form.
 func (e *Env) Metrics(t testing.TB, daemon string) string {
 	t.Helper()
-	url := map[string]string{Gateway: e.BaseURL, Hostd: "http://" + e.num.port(3), Proxyd: "http://" + e.num.port(7)}[daemon] + "/metrics"
+	url := map[string]string{Gateway: e.BaseURL, Hostd: "http://" + e.num.hostPort(0, 0), Proxyd: "http://" + e.num.port(7)}[daemon] + "/metrics"
 	status, body, err := get(context.Background(), url)
 	if err != nil || status != http.StatusOK {
 		t.Fatalf("%s: %d %v", url, status, err)
@@ -151,7 +151,11 @@ func (e *Env) slotOf(t testing.TB, pid int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, _ := filepath.Glob("/run/netns/" + e.num.prefix() + "-*")
+	var found []string
+	for i := range e.hosts() {
+		some, _ := filepath.Glob("/run/netns/" + e.num.prefix(i) + "-*")
+		found = append(found, some...)
+	}
 	for _, path := range found {
 		if other, err := os.Stat(path); err == nil && os.SameFile(mine, other) {
 			return filepath.Base(path)
@@ -172,8 +176,12 @@ func (e *Env) ours(pid int) bool {
 	if _, err := fmt.Sscan(rest, &uid); err != nil {
 		return false
 	}
-	base := uint64(e.num.uidBase())
-	return uid >= base && uid < base+slots<<16
+	for i := range e.hosts() {
+		if base := uint64(e.num.uidBase(i)); uid >= base && uid < base+slots<<16 {
+			return true
+		}
+	}
+	return false
 }
 
 func parentOf(pid int) int {

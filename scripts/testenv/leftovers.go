@@ -56,7 +56,11 @@ func (e *Env) mounts() []string {
 	}
 	var left []string
 	for line := range strings.Lines(string(table)) {
-		if strings.Contains(line, e.Home+"/") || strings.Contains(line, "/netns/"+e.num.prefix()+"-") {
+		slot := false
+		for i := range e.hosts() {
+			slot = slot || strings.Contains(line, "/netns/"+e.num.prefix(i)+"-")
+		}
+		if slot || strings.Contains(line, e.Home+"/") {
 			left = append(left, "mount "+strings.TrimSpace(line))
 		}
 	}
@@ -64,18 +68,21 @@ func (e *Env) mounts() []string {
 }
 
 func (e *Env) network() []string {
-	var left []string
-	for _, glob := range []string{"/run/netns/" + e.num.prefix() + "-*", "/sys/class/net/" + e.num.prefix() + "-*"} {
-		found, _ := filepath.Glob(glob)
-		left = append(left, found...)
-	}
 	tables, err := output(context.Background(), "nft", "list", "tables")
+	var left []string
 	if err != nil {
 		left = append(left, err.Error())
 	}
-	for line := range strings.Lines(tables) {
-		if strings.TrimSpace(line) == "table inet "+e.num.prefix() {
-			left = append(left, "nft "+strings.TrimSpace(line))
+	for i := range e.hosts() {
+		prefix := e.num.prefix(i)
+		for _, glob := range []string{"/run/netns/" + prefix + "-*", "/sys/class/net/" + prefix + "-*"} {
+			found, _ := filepath.Glob(glob)
+			left = append(left, found...)
+		}
+		for line := range strings.Lines(tables) {
+			if strings.TrimSpace(line) == "table inet "+prefix {
+				left = append(left, "nft "+strings.TrimSpace(line))
+			}
 		}
 	}
 	return left
@@ -92,14 +99,20 @@ func (e *Env) loops() []string {
 	return left
 }
 
-// cgroups finds groups named after the home of hostd's machines.
+// cgroups finds groups named after the homes of the hostds' machines.
 func (e *Env) cgroups() []string {
-	sum := sha256.Sum256([]byte(filepath.Join(e.Home, Hostd, "machines")))
-	name := fmt.Sprintf("%x", sum[:4])
-	var left []string
+	var names, left []string
+	for _, host := range e.hosts() {
+		for _, machines := range []string{"machines", "microvms"} { // as the drivers name their groups
+			sum := sha256.Sum256([]byte(filepath.Join(e.Home, host, machines)))
+			names = append(names, fmt.Sprintf("/berth/%x", sum[:4]))
+		}
+	}
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(path, "/berth/"+name) {
-			left = append(left, "cgroup "+path)
+		for _, name := range names {
+			if err == nil && d.IsDir() && strings.Contains(path, name) {
+				left = append(left, "cgroup "+path)
+			}
 		}
 		return nil // groups of others come and go
 	})

@@ -61,11 +61,22 @@ func (n number) release() { n.lock.Close() }
 // (ip_local_port_range), so that it is still free after a daemon's restart.
 func (n number) port(i int) string { return fmt.Sprintf("127.0.0.1:%d", 21000+n.n*20+i) }
 
-func (n number) prefix() string { return fmt.Sprintf("btest%d", n.n) }
-func (n number) subnet() string { return fmt.Sprintf("10.%d.0.0/20", 236+n.n) }
+// maxHosts is how many hostds a stack may have; ports is how many ports it takes.
+const (
+	maxHosts = 2
+	ports    = 8 + 2*maxHosts
+)
+
+// hostPort gives the k-th of the two ports of the i-th hostd.
+func (n number) hostPort(i, k int) string { return n.port([maxHosts][2]int{{3, 4}, {8, 9}}[i][k]) }
+
+func (n number) prefix(host int) string {
+	return fmt.Sprintf("btest%d%s", n.n, [maxHosts]string{"", "b"}[host])
+}
+func (n number) subnet(host int) string { return fmt.Sprintf("10.%d.%d.0/20", 236+n.n, 16*host) }
 
 // uidBase is above those that daemons.sh hands out.
-func (n number) uidBase() uint32 { return uint32(55_000+n.n*512) << 16 }
+func (n number) uidBase(host int) uint32 { return uint32(55_000+(host*stacks+n.n)*512) << 16 }
 
 // slots is how many addresses subnet has, and so how many user id ranges.
 const slots = 510

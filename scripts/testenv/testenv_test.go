@@ -96,7 +96,7 @@ func TestLeftoversAreFound(t *testing.T) {
 	if got := e.leftovers(); len(got) > 0 {
 		t.Fatalf("at the start: %q", got)
 	}
-	prefix := num.prefix()
+	prefix := num.prefix(0)
 	sum := sha256.Sum256([]byte(filepath.Join(home, Hostd, "machines")))
 	group := fmt.Sprintf("/sys/fs/cgroup/%s/berth/%x", cgroupTree(t), sum[:4])
 	for _, x := range []struct{ what, plant, remove string }{
@@ -116,7 +116,7 @@ func TestLeftoversAreFound(t *testing.T) {
 	}
 	for what, cmd := range map[string]*exec.Cmd{
 		"named after the home":  exec.Command("sh", "-c", "read x # "+home+"/hostd"),
-		"with a machine's user": exec.Command("setpriv", "--reuid", fmt.Sprint(num.uidBase()+1000), "--clear-groups", "cat"),
+		"with a machine's user": exec.Command("setpriv", "--reuid", fmt.Sprint(num.uidBase(0)+1000), "--clear-groups", "cat"),
 	} {
 		in, err := cmd.StdinPipe()
 		if err != nil {
