@@ -88,18 +88,28 @@ type Stack struct {
 func New(o Options) *Stack { return &Stack{options: o} }
 
 // Main runs the tests and ends the stack; it returns the exit code.
-func (s *Stack) Main(m *testing.M) int {
+func (s *Stack) Main(m *testing.M) int { return Main(m, s) }
+
+// Main runs the tests of a package that shares several stacks, and ends those
+// that were started; it returns the exit code.
+func Main(m *testing.M, stacks ...*Stack) int {
 	code := m.Run()
+	for _, s := range stacks {
+		if err := s.end(); err != nil {
+			fmt.Fprintf(os.Stderr, "FAIL: the stack's end: %v\n", err)
+			code = max(code, 1)
+		}
+	}
+	return code
+}
+
+func (s *Stack) end() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.env == nil {
-		return code
+		return nil
 	}
-	if err := s.env.Stop(); err != nil {
-		fmt.Fprintf(os.Stderr, "FAIL: the stack's end: %v\n", err)
-		return max(code, 1)
-	}
-	return code
+	return s.env.Stop()
 }
 
 // Start gives the shared stack. The daemons' log lines of a test that fails

@@ -166,22 +166,26 @@ func (e *Env) slotOf(t testing.TB, pid int) string {
 }
 
 // ours says whether a process runs under an id of this stack's machines.
-func (e *Env) ours(pid int) bool {
+func (e *Env) ours(pid int) bool { return e.hostOf(pid) != "" }
+
+// hostOf is the daemon whose machine a process is of, by the process's user
+// id; empty when it is of none of this stack.
+func (e *Env) hostOf(pid int) string {
 	b, _ := os.ReadFile(procPath(pid, "status"))
 	_, rest, ok := strings.Cut(string(b), "\nUid:\t")
 	var uid uint64
 	if !ok {
-		return false
+		return ""
 	}
 	if _, err := fmt.Sscan(rest, &uid); err != nil {
-		return false
+		return ""
 	}
-	for i := range e.hosts() {
+	for i, name := range e.hosts() {
 		if base := uint64(e.num.uidBase(i)); uid >= base && uid < base+slots<<16 {
-			return true
+			return name
 		}
 	}
-	return false
+	return ""
 }
 
 func parentOf(pid int) int {

@@ -15,7 +15,7 @@ import (
 )
 
 // WebHost is a computer of its own: a network namespace behind a link of its
-// own. On Addr it serves HTTP on port 80 and echoes TCP and UDP on port 7.
+// own. On Addr it serves HTTP on port 80 (the page /tall is one to scroll) and echoes TCP and UDP on port 7.
 type WebHost struct {
 	Addr string // its address; the host's is the same with .1
 	Host string // the host's address on that link
@@ -88,6 +88,9 @@ func (w *WebHost) page(rw http.ResponseWriter, r *http.Request) {
 	w.Requests.Add(1)
 	rw.Header().Set("Content-Type", "text/html")
 	fmt.Fprintf(rw, "<title>web host</title><p id=from>%s</p>", r.RemoteAddr)
+	if r.URL.Path == "/tall" { // something to scroll
+		fmt.Fprint(rw, "<div style='height:9000px'></div>")
+	}
 }
 
 func (w *WebHost) echoTCP(ln net.Listener) {
