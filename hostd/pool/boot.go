@@ -11,6 +11,7 @@ import (
 	"github.com/berth-dev/berth/hostd/control"
 	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/shared/agentlink"
+	"github.com/berth-dev/berth/shared/daemon"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -52,14 +53,23 @@ func (b Bootstrap) Boot(ctx context.Context, kind session.Kind) (*Guest, error) 
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Deadline, fmt.Errorf("not ready after %s", b.Deadline))
 	defer cancel()
+	began := time.Now()
 	g, err := b.make(ctx, kind, b.Persist, b.Driver.Start)
 	if err != nil {
 		return nil, err
 	}
+	startTook(kind, "start", began)
 	if err := b.Wake(ctx, g); err != nil {
 		return nil, errors.Join(fmt.Errorf("boot machine: %w", err), g.Destroy())
 	}
+	startTook(kind, "ready", began)
 	return g, nil
+}
+
+// startTook notes how long a machine took until it ran, step "start", or until
+// it waited for a session, step "ready"; both since it was begun.
+func startTook(kind session.Kind, step string, began time.Time) {
+	daemon.Histogram(fmt.Sprintf("berth_machine_start_seconds{kind=%q,step=%q}", kind, step)).Update(time.Since(began).Seconds())
 }
 
 // Wake brings a started machine to the point where it waits for a session. A

@@ -100,6 +100,7 @@ type Left struct {
 	Kind       session.OpKind   `json:"kind"`
 	SnapshotID string           `json:"snapshotId"`
 	Memory     bool             `json:"memory"`
+	Bytes      int64            `json:"bytes"` // written for the snapshot
 	Baggage    hostlink.Baggage `json:"baggage"`
 }
 

@@ -206,24 +206,32 @@ func (s *live) captureNow(ctx context.Context, o hostlink.Capture) (out outcome)
 // runs comes first. An agent that does not answer is no obstacle: a guest's root
 // may have ended it, and the processors stop without it.
 func (s *live) captureMemory(ctx context.Context, k machine.Kept, o hostlink.Capture) (session.Snapshot, error) {
+	step := newSteps("capture")
+	defer step.log(s.log)
 	if err := k.AddLayer(ctx); err != nil {
 		return session.Snapshot{}, fmt.Errorf("add a disk layer: %w", err)
 	}
+	step.done("layer")
 	fctx, cancel := context.WithTimeout(ctx, freezeTime)
 	if err := s.guest.Agent.Freeze(fctx, agentlink.Freeze{}); err != nil {
 		s.log.Warn("the agent did not freeze its processes; the machine is captured without", "error", err)
 	}
 	cancel()
 	s.gate.set(false)
+	step.done("agent")
 	if err := k.Freeze(ctx); err != nil {
 		return session.Snapshot{}, fmt.Errorf("freeze: %w", err)
 	}
+	step.done("stop")
 	c, err := k.Capture(ctx)
 	if err != nil {
 		return session.Snapshot{}, fmt.Errorf("capture: %w", err)
 	}
+	step.done("devices")
 	snap, err := s.host.snapshots.Write(ctx, s.id, o, c)
-	return snap, errors.Join(err, c.Close())
+	err = errors.Join(err, c.Close())
+	step.done("write")
+	return snap, err
 }
 
 // capturePortable stores what the agent exports. The agent goes with the

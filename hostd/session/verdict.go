@@ -109,6 +109,8 @@ func (s *live) setGoing() {
 // runs, and the customer's processes run when clock, entropy and identity are
 // right, which is the agent's part.
 func (s *live) thaw(ctx context.Context, op Op) (st agentlink.State, err error) {
+	step := newSteps("thaw")
+	defer step.log(s.log)
 	s.guest.Slot.SetEgress(s.host.egress(s.id, s.epoch))
 	if op.Role == hostlink.Target {
 		if err := s.guest.Machine.Promote(ctx); err != nil {
@@ -120,9 +122,11 @@ func (s *live) thaw(ctx context.Context, op Op) (st agentlink.State, err error) 
 			return st, err
 		}
 	}
+	step.done("cont")
 	if err := s.thawAgent(ctx); err != nil {
 		return st, err
 	}
+	step.done("agent")
 	if st, err = s.guest.Agent.State(ctx); err == nil && st.SessionID != s.id {
 		err = fmt.Errorf("the machine says it is session %q", event.Cut(st.SessionID, 64))
 	}
@@ -205,6 +209,9 @@ func (s *live) discard(v *hostlink.Verdict) error {
 	var left *Left
 	if op.Role == hostlink.Source {
 		left = &Left{SessionID: s.id, Epoch: s.epoch, At: time.Now().UTC(), Kind: op.Kind, SnapshotID: op.SnapshotID, Memory: op.Memory, Baggage: s.baggage(s.rec)}
+		if op.Captured != nil {
+			left.Bytes = op.Captured.Snapshot.Bytes
+		}
 	}
 	if err := s.host.book.Discard(s.rec, v, left); err != nil {
 		return unwritten(err)
@@ -225,7 +232,7 @@ func (s *live) discard(v *hostlink.Verdict) error {
 // paused says, in the session's log, that it is in a snapshot now.
 func (h *Host) paused(l Left) {
 	h.record(l.SessionID, event.Event{At: l.At, Type: event.Lifecycle, Text: "Session is paused.",
-		Data: mustJSON(map[string]any{"state": session.Paused, "reason": "paused", "memory": l.Memory})})
+		Data: mustJSON(map[string]any{"state": session.Paused, "reason": "paused", "memory": l.Memory, "bytes": l.Bytes})})
 }
 
 // baggage is what goes with the session to its next host.
