@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/daemon"
 	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/session"
@@ -130,20 +131,39 @@ const idleMachine = 160 << 20
 
 // machinesFor says how many idle machines the memory of this computer holds.
 func machinesFor(meminfo string) (int, error) {
+	total, err := memory(meminfo, "MemTotal")
+	return int(max(4, total/idleMachine)), err
+}
+
+// roomFor refuses a session that comes with its memory from elsewhere where not
+// even half of what its kind may use is free: few use all they may.
+func roomFor(meminfo string, size session.Size) error {
+	free, err := memory(meminfo, "MemAvailable")
+	if err != nil {
+		return err
+	}
+	if need := int64(size.GiB) << 30 / 2; free < need {
+		return apierr.New(apierr.NoCapacity, "the host has %d MiB of memory free; a session of this kind needs %d", free>>20, need>>20).After(10 * time.Second)
+	}
+	return nil
+}
+
+// memory reads a line of /proc/meminfo, in bytes.
+func memory(meminfo, name string) (int64, error) {
 	b, err := os.ReadFile(meminfo)
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+		if rest, ok := strings.CutPrefix(line, name+":"); ok {
 			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
 			if err != nil {
 				return 0, fmt.Errorf("%s: %w", meminfo, err)
 			}
-			return int(max(4, kib<<10/idleMachine)), nil
+			return kib << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("no MemTotal in %s", meminfo)
+	return 0, fmt.Errorf("no %s in %s", name, meminfo)
 }
 
 // parsePool reads "browser=4,shell=2".

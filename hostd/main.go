@@ -35,6 +35,7 @@ import (
 	"github.com/berth-dev/berth/shared/event"
 	"github.com/berth-dev/berth/shared/gossip"
 	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
 	"github.com/berth-dev/berth/shared/store"
 	"github.com/berth-dev/berth/shared/trust"
 )
@@ -181,6 +182,7 @@ func (h *host) openSessions(ctx context.Context) error {
 	cfg := hostsession.Config{Name: h.cfg.Name, Pool: h.pool, Book: h.book, Events: h.logs, Snapshots: h.snaps,
 		Egress: egressVia(h.members, h.cfg.Region, h.secret), Keeper: keeper, Rebuild: boot.Restore, Log: h.log,
 		Peers: func(addr string) hostsession.Peer { return hostlink.NewClient(addr, h.secret) }}
+	cfg.Room = func(k session.Kind) error { return roomFor("/proc/meminfo", h.cfg.Sizes[k]) }
 	if keeper != nil { // hostd may have died between the start of a clone and its first thaw
 		cfg.Wake = boot.Wake
 	}

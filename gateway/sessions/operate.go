@@ -99,6 +99,15 @@ func calledOff(now session.Session, op session.Operation) error {
 	return apierr.New(apierr.OperationInProgress, "the %s was called off: it took too long; try again", op.Kind)
 }
 
+// prepare asks the target of a move to keep a place, while the session runs on.
+func (o *operation) prepare() error {
+	order := hostlink.Prepare{OpID: o.op.ID, Kind: o.found.Kind, Memory: !o.op.Portable, From: o.address(o.op.From), Deadline: o.op.Deadline}
+	_, err := ask(o, "prepare", o.op.To, func(ctx context.Context, c *hostlink.Client) (struct{}, error) {
+		return struct{}{}, c.Prepare(ctx, o.found.ID, order)
+	})
+	return err
+}
+
 // capture stops and captures the machine at the source.
 func (o *operation) capture() (session.Snapshot, error) {
 	o.remind(o.op.From)

@@ -48,7 +48,7 @@ func orders(kind session.OpKind, to string) []hostStep {
 	case session.Resume:
 		return []hostStep{{"restore", "h1"}, {"verdict", "h1"}}
 	}
-	all := []hostStep{{"capture", "h1"}, {"restore", to}, {"verdict", to}}
+	all := []hostStep{{"prepare", to}, {"capture", "h1"}, {"restore", to}, {"verdict", to}}
 	if to != "h1" {
 		all = append(all, hostStep{"verdict", "h1"})
 	}

@@ -29,6 +29,7 @@ type world struct {
 }
 
 func (h *fakeHost) serveOperations(mux *http.ServeMux) {
+	mux.HandleFunc("POST /v1/sessions/{id}/prepare", order(h, "prepare", h.prepare))
 	mux.HandleFunc("POST /v1/sessions/{id}/capture", order(h, "capture", h.capture))
 	mux.HandleFunc("POST /v1/sessions/{id}/restore", order(h, "restore", h.restore))
 	mux.HandleFunc("POST /v1/sessions/{id}/verdict", order(h, "verdict", h.verdict))
@@ -76,6 +77,15 @@ func order[T any](h *fakeHost, step string, do func(id string, in T) (any, error
 			answer(w, 200, out)
 		}
 	}
+}
+
+func (h *fakeHost) prepare(_ string, in hostlink.Prepare) (any, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.full || in.OpID == "" || in.Kind == "" {
+		return nil, apierr.New(apierr.NoCapacity, "full")
+	}
+	return nil, nil
 }
 
 func (h *fakeHost) capture(id string, in hostlink.Capture) (any, error) {

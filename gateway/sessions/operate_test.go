@@ -134,6 +134,11 @@ func TestMoveToAFullHostGoesOnAtTheSource(t *testing.T) {
 	if run, held := r.host.world.machines(s.ID); held != 0 || !slices.Equal(run, []string{"h1/1"}) {
 		t.Errorf("runs at %v, %d held", run, held)
 	}
+	r.host.mu.Lock()
+	if len(r.host.snapshots) != 0 {
+		t.Errorf("the session was stopped and captured for a host without room: %v", r.host.snapshots)
+	}
+	r.host.mu.Unlock()
 	v, _, err := r.use.Move(t.Context(), r.caller, s.ID, MoveRequest{}) // passes the full one over
 	if err != nil || v.Session.Host != "h1" || v.Session.Epoch != 2 {
 		t.Errorf("%+v, %v", v.Session, err)

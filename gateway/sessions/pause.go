@@ -93,13 +93,16 @@ func (s *Service) move(ctx context.Context, found session.Session, to placement.
 		return found, Timings{}, false, err
 	}
 	defer o.stop()
+	another := func(err error) bool { return apierr.Is(err, apierr.NoCapacity) || apierr.Is(err, apierr.Unavailable) }
+	if err := o.prepare(); err != nil {
+		return found, Timings{}, another(err), o.giveUp(err)
+	}
 	snap, err := o.capture()
 	if err != nil {
 		return found, Timings{}, false, o.giveUp(err)
 	}
 	if err := o.restore(snap); err != nil {
-		next = apierr.Is(err, apierr.NoCapacity) || apierr.Is(err, apierr.Unavailable)
-		return found, Timings{}, next, o.giveUp(err)
+		return found, Timings{}, another(err), o.giveUp(err)
 	}
 	moved, err := o.commit(&snap)
 	if err != nil {

@@ -37,6 +37,8 @@ type Keeper interface {
 // Kept is a machine of a Keeper. Start, Adopt and Restore of one return it.
 type Kept interface {
 	Machine
+	// TemplateHash is that of the template's content which the machine goes back to.
+	TemplateHash() string
 	// AddLayer puts a new disk layer on top while the machine runs, so that all
 	// layers below stand still and can be shipped before the stop.
 	AddLayer(ctx context.Context) error

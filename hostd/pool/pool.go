@@ -65,17 +65,18 @@ type Pool struct {
 	mu      sync.Mutex // guards what follows
 	ready   map[session.Kind][]*Guest
 	booting map[session.Kind]int
-	total   int           // machines booting, ready or taken
-	taken   time.Time     // of the last machine that was taken
-	held    time.Time     // since when the refill waits for calm, zero: it does not
-	changed chan struct{} // closed and replaced whenever ready changes
+	total   int                    // machines booting, ready or taken
+	taken   time.Time              // of the last machine that was taken
+	held    time.Time              // since when the refill waits for calm, zero: it does not
+	kept    map[string]*time.Timer // places promised, which end the promise; counted in total
+	changed chan struct{}          // closed and replaced whenever ready changes
 }
 
 // New makes a pool that begins to fill when Run is called.
 func New(cfg Config, boot Boot, log *slog.Logger) *Pool {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	p := &Pool{cfg: cfg, boot: boot, log: log, ctx: ctx, cancel: cancel, kick: make(chan struct{}, 1), cold: make(chan struct{}, max(2, 2*cfg.Parallel)),
-		ready: map[session.Kind][]*Guest{}, booting: map[session.Kind]int{}, changed: make(chan struct{})}
+		ready: map[session.Kind][]*Guest{}, booting: map[session.Kind]int{}, kept: map[string]*time.Timer{}, changed: make(chan struct{})}
 	for _, k := range session.Kinds() {
 		daemon.Gauge(`berth_pool_ready{kind="`+string(k)+`"}`, func() float64 { return float64(p.Ready()[k]) })
 	}
@@ -151,14 +152,17 @@ func (p *Pool) Take(ctx context.Context, kind session.Kind) (g *Guest, warm bool
 
 // start boots a machine for a caller.
 func (p *Pool) start(ctx context.Context, kind session.Kind) (*Guest, error) {
-	return p.Make(func() (*Guest, error) { return p.boot(ctx, kind) })
+	return p.Make("", func() (*Guest, error) { return p.boot(ctx, kind) })
 }
 
 // Make gives a place on this host to a machine that the caller makes: one from
-// a capture is no waiting machine. NoCapacity when the host is full.
-func (p *Pool) Make(boot func() (*Guest, error)) (*Guest, error) {
-	if err := p.reserve(); err != nil {
-		return nil, err
+// a capture is no waiting machine. A place kept under the name is taken, "" names
+// none. NoCapacity when the host is full.
+func (p *Pool) Make(kept string, boot func() (*Guest, error)) (*Guest, error) {
+	if !p.takeKept(kept) {
+		if err := p.reserve(); err != nil {
+			return nil, err
+		}
 	}
 	g, err := boot()
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,32 @@ import (
 
 // keyBytes is the size of a session's key.
 const keyBytes = 32
+
+func (s *Server) prepare(w http.ResponseWriter, r *http.Request) error {
+	var o hostlink.Prepare
+	if err := decode(w, r, &o); err != nil {
+		return err
+	}
+	if !validID.MatchString(r.PathValue("id")) || !validID.MatchString(o.OpID) {
+		return apierr.New(apierr.InvalidRequest, "opId: %q is not an id", o.OpID)
+	}
+	if !slices.Contains(session.Kinds(), o.Kind) {
+		return apierr.New(apierr.InvalidRequest, "kind: %q is not browser, shell or both", o.Kind)
+	}
+	if err := s.sessions.Prepare(r.Context(), r.PathValue("id"), o); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) templateOf(w http.ResponseWriter, r *http.Request) error {
+	t, err := s.sessions.TemplateOf(r.PathValue("id"))
+	if err == nil {
+		reply(w, http.StatusOK, t)
+	}
+	return err
+}
 
 func (s *Server) capture(w http.ResponseWriter, r *http.Request) error {
 	var o hostlink.Capture

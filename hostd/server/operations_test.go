@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -13,6 +14,17 @@ import (
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
 )
+
+func (f *fake) Prepare(_ context.Context, id string, o hostlink.Prepare) error {
+	if id != "s" || o.OpID != "o" || !o.Memory {
+		return fmt.Errorf("prepare %s: %+v", id, o)
+	}
+	return f.err
+}
+
+func (f *fake) TemplateOf(id string) (hostlink.TemplateOf, error) {
+	return hostlink.TemplateOf{Template: "template of " + id}, f.err
+}
 
 func (f *fake) Capture(_ context.Context, id string, o hostlink.Capture) (hostlink.Captured, error) {
 	return hostlink.Captured{Snapshot: session.Snapshot{ID: o.SnapshotID, Host: id}, CaptureMs: 5}, f.err
@@ -61,6 +73,17 @@ func TestEveryOrderOfAnOperationArrives(t *testing.T) {
 	f := &fake{}
 	c, _ := serve(t, f)
 	ctx := t.Context()
+	if err := c.Prepare(ctx, "s", hostlink.Prepare{OpID: "o", Kind: session.Shell, Memory: true}); err != nil {
+		t.Errorf("Prepare: %v", err)
+	}
+	for what, bad := range map[string]hostlink.Prepare{"operation": {Kind: session.Shell}, "kind": {OpID: "o", Kind: "x"}} {
+		if err := c.Prepare(ctx, "s", bad); !apierr.Is(err, apierr.InvalidRequest) {
+			t.Errorf("Prepare without %s: %v", what, err)
+		}
+	}
+	if got, err := c.TemplateOf(ctx, "s"); err != nil || got.Template != "template of s" {
+		t.Errorf("TemplateOf: %+v %v", got, err)
+	}
 	if done, err := c.Capture(ctx, "s", captureOrder()); err != nil || done.Snapshot.ID != "snap" || done.CaptureMs != 5 {
 		t.Errorf("Capture: %+v %v", done, err)
 	}

@@ -35,6 +35,8 @@ type Sessions interface {
 	// Tunnel's done closes the connection, whatever happens before.
 	Tunnel(ctx context.Context, id string, epoch uint64) (conn net.Conn, done func(), err error)
 
+	Prepare(ctx context.Context, id string, o hostlink.Prepare) error
+	TemplateOf(id string) (hostlink.TemplateOf, error)
 	Capture(ctx context.Context, id string, o hostlink.Capture) (hostlink.Captured, error)
 	Restore(ctx context.Context, id string, o hostlink.Restore) (hostlink.Restored, error)
 	Verdict(ctx context.Context, id string, v hostlink.Verdict) error
@@ -77,6 +79,8 @@ func New(mux *http.ServeMux, secret *trust.Secret, s Sessions, e Events, log *sl
 		"GET /v1/sessions/{id}/events/stream": srv.stream,
 		"GET /v1/watch":                       srv.watch,
 		"GET /v1/sessions/{id}/tunnel":        srv.tunnel,
+		"POST /v1/sessions/{id}/prepare":      srv.prepare,
+		"GET /v1/sessions/{id}/template":      srv.templateOf,
 		"POST /v1/sessions/{id}/capture":      srv.capture,
 		"POST /v1/sessions/{id}/restore":      srv.restore,
 		"POST /v1/sessions/{id}/verdict":      srv.verdict,

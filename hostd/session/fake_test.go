@@ -267,6 +267,7 @@ func (k keptGuest) Freeze(context.Context) error {
 	return k.change("freeze", func() { k.still = true })
 }
 func (k keptGuest) Thaw(context.Context) error { return k.change("thaw", func() { k.still = false }) }
+func (k keptGuest) TemplateHash() string       { return "template" }
 func (k keptGuest) Frozen() bool               { k.mu.Lock(); defer k.mu.Unlock(); return k.still }
 func (k keptGuest) Capture(context.Context) (machine.Capture, error) {
 	var c *fakeCapture

@@ -19,6 +19,7 @@ type Peer interface {
 	Events(ctx context.Context, id string, after uint64, types []event.Type, limit int) (hostlink.EventPage, error)
 	Snapshot(ctx context.Context, id string, have ...string) (io.ReadCloser, error)
 	Template(ctx context.Context, hash string) (io.ReadCloser, error)
+	TemplateOf(ctx context.Context, id string) (hostlink.TemplateOf, error)
 	Close()
 }
 

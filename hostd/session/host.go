@@ -62,6 +62,9 @@ type Config struct {
 	// Wake makes a waiting machine that outlived its hostd fit for a session; nil:
 	// it is.
 	Wake func(context.Context, *pool.Guest) error
+	// Room says whether the computer has the memory for one more session of a
+	// kind; nil: always.
+	Room func(session.Kind) error
 	Log  *slog.Logger
 }
 
@@ -77,6 +80,7 @@ type Host struct {
 	keeper    machine.Keeper
 	rebuild   Rebuild
 	wake      func(context.Context, *pool.Guest) error
+	room      func(session.Kind) error
 	log       *slog.Logger
 
 	claims sync.WaitGroup // acquires and ends under way; added to under mu, before closed
@@ -100,7 +104,7 @@ type Host struct {
 func NewHost(c Config) *Host {
 	ctx, stop := context.WithCancel(context.Background())
 	h := &Host{ctx: ctx, stop: stop, name: c.Name, pool: c.Pool, book: c.Book, events: c.Events, snapshots: c.Snapshots,
-		egress: c.Egress, peers: c.Peers, keeper: c.Keeper, rebuild: c.Rebuild, wake: c.Wake, log: c.Log,
+		egress: c.Egress, peers: c.Peers, keeper: c.Keeper, rebuild: c.Rebuild, wake: c.Wake, room: c.Room, log: c.Log,
 		sessions: map[string]*live{}, targets: map[string]*live{}, restoring: map[string]restoring{}, taking: map[string]chan struct{}{},
 		unwritten: map[string]hostlink.Tombstone{}, watchers: map[chan hostlink.Notice]bool{}}
 	daemon.Gauge("berth_sessions_running", func() float64 {

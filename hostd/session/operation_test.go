@@ -62,7 +62,12 @@ func (o *operation) run(t *testing.T) {
 	var err error
 	if o.from != nil {
 		o.holder = o.from
-		err = o.capture()
+		if o.to != nil {
+			err = o.prepare()
+		}
+		if err == nil {
+			err = o.capture()
+		}
 	}
 	if err == nil && o.to != nil {
 		err = o.restore()
@@ -77,6 +82,18 @@ func (o *operation) run(t *testing.T) {
 			o.tell(t, w)
 		}
 	}
+}
+
+// prepare asks the target for a place before anything stops.
+func (o *operation) prepare() error {
+	from := o.from.name
+	if o.from == o.to {
+		from = ""
+	}
+	return o.to.try(o.patient, func() error {
+		return o.to.host.Prepare(o.to.t.Context(), "s", hostlink.Prepare{OpID: o.id, Kind: session.Shell, Memory: !o.portable,
+			From: from, Deadline: time.Now().Add(time.Minute)})
+	})
 }
 
 func (o *operation) tell(t *testing.T, w *world) {

@@ -178,7 +178,7 @@ func (h *Host) remakeMemory(ctx context.Context, rec *Record, o hostlink.Restore
 		return nil, 0, err
 	}
 	began := time.Now()
-	g, err = h.pool.Make(func() (*pool.Guest, error) {
+	g, err = h.pool.Make(o.OpID, func() (*pool.Guest, error) {
 		return h.rebuild(ctx, rec.Acquire.Kind, c, func(m machine.Handle) error {
 			acquired = time.Since(began)
 			rec.MachineID = m.Spec.ID
@@ -195,6 +195,7 @@ func (h *Host) remakePortable(ctx context.Context, rec *Record, o hostlink.Resto
 	if g, rec.Warm, err = h.pool.Take(ctx, rec.Acquire.Kind); err != nil {
 		return nil, 0, err
 	}
+	h.pool.Release(o.OpID) // the waiting machine had a place of its own
 	acquired = time.Since(began)
 	rec.MachineID = g.Machine.ID()
 	return g, acquired, h.refurnish(ctx, g, *rec, o)
@@ -253,6 +254,7 @@ func (h *Host) later(what, id string, remove func(context.Context, string) error
 // callOff ends a restore under way whose operation was aborted, and waits until
 // nothing of it is left.
 func (h *Host) callOff(ctx context.Context, id string, v hostlink.Verdict) (was bool, err error) {
+	h.pool.Release(v.OpID) // a place kept for a restore that never came
 	h.mu.Lock()
 	r, ok := h.restoring[id]
 	h.mu.Unlock()

@@ -214,6 +214,13 @@ func (p peer) Snapshot(ctx context.Context, id string, have ...string) (io.ReadC
 	return p.w.host.OpenSnapshot(ctx, id, have)
 }
 
+func (p peer) TemplateOf(_ context.Context, id string) (hostlink.TemplateOf, error) {
+	if err := p.down(); err != nil {
+		return hostlink.TemplateOf{}, err
+	}
+	return p.w.host.TemplateOf(id)
+}
+
 func (p peer) Template(context.Context, string) (io.ReadCloser, error) {
 	return nil, apierr.New(apierr.NotFound, "no template")
 }

@@ -10,6 +10,8 @@
 //	GET    /v1/sessions/{id}/events/stream?after=&types=  → NDJSON of event.Event; ends after the last event of an ended session, is cut when it ends for another reason; blank lines keep it alive
 //	GET    /v1/watch                  → endless NDJSON of Notice, the first of them Inventory
 //	GET    /v1/sessions/{id}/tunnel?epoch=N  Upgrade: berth-tunnel → 101, then bytes to the agent after PrefaceLink; Unavailable while the machine is held
+//	POST   /v1/sessions/{id}/prepare      Prepare → 204
+//	GET    /v1/sessions/{id}/template     → TemplateOf, for another host
 //	POST   /v1/sessions/{id}/capture  Capture → Captured
 //	POST   /v1/sessions/{id}/restore  Restore → Restored
 //	POST   /v1/sessions/{id}/verdict  Verdict → 204; 404 for an operation that the host does not know

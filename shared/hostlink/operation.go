@@ -29,6 +29,23 @@ type Captured struct {
 	CaptureMs int64            `json:"captureMs"`
 }
 
+// Prepare asks the target of a move, while the session still runs at the source,
+// to keep a place free and to have at hand what does not depend on the capture.
+// NoCapacity: there is no room, or not enough memory, and nothing was stopped.
+// The place is given back by the Restore, an abort, or at the deadline.
+type Prepare struct {
+	OpID     string       `json:"opId"`
+	Kind     session.Kind `json:"kind"`
+	Memory   bool         `json:"memory"`         // the capture will have memory
+	From     string       `json:"from,omitempty"` // host link address of the source; empty: this host
+	Deadline time.Time    `json:"deadline"`
+}
+
+// TemplateOf names the template that a running machine goes back to.
+type TemplateOf struct {
+	Template string `json:"template"` // content hash
+}
+
 // Restore orders the target of an operation to make a session's machine from a
 // snapshot, completely, and to keep it stopped until the Verdict. The same order
 // again gives the same answer.

@@ -13,6 +13,17 @@ func (c *Client) Capture(ctx context.Context, id string, o Capture) (done Captur
 	return done, c.do(ctx, http.MethodPost, sessionPath(id, "/capture"), o, &done)
 }
 
+// Prepare asks the target of a move to be ready for its Restore.
+func (c *Client) Prepare(ctx context.Context, id string, o Prepare) error {
+	return c.do(ctx, http.MethodPost, sessionPath(id, "/prepare"), o, nil)
+}
+
+// TemplateOf asks the host of a running session for its machine's template.
+// Only other hosts ask.
+func (c *Client) TemplateOf(ctx context.Context, id string) (t TemplateOf, err error) {
+	return t, c.do(ctx, http.MethodGet, sessionPath(id, "/template"), nil, &t)
+}
+
 // Restore orders a host to make a session's machine from a snapshot.
 func (c *Client) Restore(ctx context.Context, id string, o Restore) (done Restored, err error) {
 	return done, c.do(ctx, http.MethodPost, sessionPath(id, "/restore"), o, &done)

@@ -78,6 +78,9 @@ func (c *capture) CPUClass() string { return c.vm.driver.class }
 // Template is the content hash of the template that the pages differ from.
 func (c *capture) Template() string { return c.vm.template.hash }
 
+// TemplateHash is that of the machine's template's content.
+func (m *vm) TemplateHash() string { return m.template.hash }
+
 // Pages yields the pages that differ; an index counts from the start of the
 // guest's memory.
 func (c *capture) Pages() iter.Seq2[machine.Page, error] {

@@ -1,0 +1,56 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/berth-dev/berth/hostd/machine"
+	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/hostlink"
+)
+
+// Prepare keeps a place for a session that is to move here, while it still runs
+// elsewhere, and fetches the template that its memory goes back to: what can
+// fail, or take long, does so before anything stops.
+func (h *Host) Prepare(ctx context.Context, id string, o hostlink.Prepare) error {
+	if h.room != nil {
+		if err := h.room(o.Kind); err != nil {
+			return err
+		}
+	}
+	if err := h.pool.Keep(o.OpID, time.Until(o.Deadline)); err != nil {
+		return err
+	}
+	if err := h.haveTemplate(ctx, id, o); err != nil {
+		h.pool.Release(o.OpID)
+		return h.notRestored(ctx, id, fmt.Errorf("prepare: %w", err))
+	}
+	return nil
+}
+
+func (h *Host) haveTemplate(ctx context.Context, id string, o hostlink.Prepare) error {
+	if !o.Memory || o.From == "" || h.keeper == nil {
+		return nil
+	}
+	peer := h.peers(o.From)
+	defer peer.Close()
+	t, err := peer.TemplateOf(ctx, id)
+	if err != nil || h.keeper.HasTemplate(t.Template) {
+		return err
+	}
+	return h.fetchTemplate(ctx, peer, t.Template)
+}
+
+// TemplateOf names the template of a running session's machine.
+func (h *Host) TemplateOf(id string) (t hostlink.TemplateOf, err error) {
+	s := h.find(id)
+	if s == nil {
+		return t, h.gone(id)
+	}
+	kept, ok := s.guest.Machine.(machine.Kept)
+	if !ok {
+		return t, apierr.New(apierr.NotFound, "session %s has a machine without a template", id)
+	}
+	return hostlink.TemplateOf{Template: kept.TemplateHash()}, nil
+}
