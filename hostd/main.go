@@ -171,7 +171,7 @@ func (h *host) openSessions(ctx context.Context) error {
 	makeSlot := func(ctx context.Context) (pool.Slot, error) { return slotOf(h.net.Make(ctx)) }
 	keeper, _ := h.driver.(machine.Keeper)
 	if keeper != nil {
-		h.tmpl = pool.NewTemplates(keeper, makeSlot)
+		h.tmpl = pool.NewTemplates(keeper, makeSlot, h.siblings)
 	}
 	boot := pool.Bootstrap{Driver: h.driver, Persist: h.book.PutMachine, Forget: h.book.DeleteMachine,
 		Sizes: h.cfg.Sizes, Disk: h.cfg.DiskGiB << 30, Pids: h.cfg.Pids, Deadline: h.cfg.BootDeadline,
@@ -183,6 +183,9 @@ func (h *host) openSessions(ctx context.Context) error {
 		Egress: egressVia(h.members, h.cfg.Region, h.secret), Keeper: keeper, Rebuild: boot.Restore, Log: h.log,
 		Peers: func(addr string) hostsession.Peer { return hostlink.NewClient(addr, h.secret) }}
 	cfg.Room = func(k session.Kind) error { return roomFor("/proc/meminfo", h.cfg.Sizes[k]) }
+	if h.tmpl != nil {
+		cfg.Building = h.tmpl.Building
+	}
 	if keeper != nil { // hostd may have died between the start of a clone and its first thaw
 		cfg.Wake = boot.Wake
 	}
@@ -204,6 +207,17 @@ func (h *host) cpuClass() string {
 		return k.CPUClass()
 	}
 	return ""
+}
+
+// siblings are the other living hosts with this driver and CPU class.
+func (h *host) siblings() []pool.Sibling {
+	var all []pool.Sibling
+	for _, m := range h.members.Members(gossip.Hostd) {
+		if m.Name != h.cfg.Name && m.Driver == h.driver.Name() && m.CPUClass == h.cpuClass() {
+			all = append(all, pool.Sibling{Host: hostlink.NewClient(m.Addr, h.secret), First: m.Name < h.cfg.Name})
+		}
+	}
+	return all
 }
 
 // slot gives network.Slot the shape the pool wants.

@@ -21,6 +21,13 @@ type Keeper interface {
 	// Template is the content hash of the template that machines of a spec start
 	// from on this host; it builds the template when there is none yet.
 	Template(ctx context.Context, spec Spec) (hash string, err error)
+	// Recipe names all that the template of a spec is made by: equal on two hosts
+	// where one's template serves the other.
+	Recipe(spec Spec) (string, error)
+	// Made is the content hash of the template made by a recipe that is here, ""
+	// for none; SetMade says that one that was taken in is by that recipe.
+	Made(recipe string) string
+	SetMade(recipe, hash string) error
 	// OpenTemplate gives a template as one stream, for another host.
 	OpenTemplate(hash string) (io.ReadCloser, error)
 	// AddTemplate takes another host's template in; a stream whose content does

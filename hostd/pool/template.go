@@ -18,13 +18,15 @@ const templateTime = 15 * time.Minute
 // start from. A build goes on when who asked for it leaves, since the next one
 // would begin it again.
 type Templates struct {
-	keeper machine.Keeper
-	slot   func(context.Context) (Slot, error)
-	ctx    context.Context // ends with Close
-	stop   context.CancelFunc
+	keeper   machine.Keeper
+	slot     func(context.Context) (Slot, error)
+	siblings func() []Sibling
+	ctx      context.Context // ends with Close
+	stop     context.CancelFunc
 
 	mu     sync.Mutex              // guards what follows
 	builds map[machine.Spec]*build // by spec without id and slot
+	making map[string]bool         // recipes of those under way
 	work   sync.WaitGroup          // added to under mu, before closed
 	closed bool
 }
@@ -36,10 +38,11 @@ type build struct {
 }
 
 // NewTemplates makes the templates of a driver; a build runs in a slot of its
-// own, which slot makes.
-func NewTemplates(keeper machine.Keeper, slot func(context.Context) (Slot, error)) *Templates {
+// own, which slot makes. Before that the siblings are asked for theirs.
+func NewTemplates(keeper machine.Keeper, slot func(context.Context) (Slot, error), siblings func() []Sibling) *Templates {
 	ctx, stop := context.WithCancel(context.Background())
-	return &Templates{keeper: keeper, slot: slot, ctx: ctx, stop: stop, builds: map[machine.Spec]*build{}}
+	return &Templates{keeper: keeper, slot: slot, siblings: siblings, ctx: ctx, stop: stop,
+		builds: map[machine.Spec]*build{}, making: map[string]bool{}}
 }
 
 // Ready returns once the template of a spec is there. What failed is tried
@@ -81,6 +84,15 @@ func (t *Templates) begin(spec machine.Spec) *build {
 func (t *Templates) make(spec machine.Spec) (err error) {
 	ctx, cancel := context.WithTimeoutCause(t.ctx, templateTime, fmt.Errorf("not ready after %s", templateTime))
 	defer cancel()
+	recipe, err := t.keeper.Recipe(spec)
+	if err != nil {
+		return err
+	}
+	t.mark(recipe, true)
+	defer t.mark(recipe, false)
+	if err := t.fetch(ctx, recipe); err != nil {
+		return err
+	}
 	slot, err := t.slot(ctx)
 	if err != nil {
 		return fmt.Errorf("make slot: %w", err)

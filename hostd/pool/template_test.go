@@ -21,8 +21,9 @@ import (
 type keeper struct {
 	*yardDriver
 	mu     sync.Mutex
-	builds int   // guarded by mu
-	fail   error // of the next build, guarded by mu
+	builds int               // guarded by mu
+	fail   error             // of the next build, guarded by mu
+	made   map[string]string // templates by recipe, guarded by mu
 	agent  net.Listener
 }
 
@@ -43,7 +44,15 @@ func (k *keeper) Template(ctx context.Context, spec machine.Spec) (string, error
 	}
 }
 
-func (k *keeper) CPUClass() string                                     { return "c" }
+func (k *keeper) CPUClass() string                      { return "c" }
+func (k *keeper) Recipe(s machine.Spec) (string, error) { return string(s.Kind), nil }
+func (k *keeper) Made(recipe string) string             { k.mu.Lock(); defer k.mu.Unlock(); return k.made[recipe] }
+func (k *keeper) SetMade(recipe, hash string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.made[recipe] = hash
+	return nil
+}
 func (k *keeper) HasTemplate(string) bool                              { return true }
 func (k *keeper) OpenTemplate(string) (io.ReadCloser, error)           { return nil, errors.New("none") }
 func (k *keeper) AddTemplate(context.Context, string, io.Reader) error { return nil }
@@ -74,14 +83,17 @@ func (kept) Thaw(context.Context) error                       { return nil }
 func (kept) Frozen() bool                                     { return true }
 func (kept) Capture(context.Context) (machine.Capture, error) { return nil, errors.New("none") }
 
-func newKeeper() *keeper { return &keeper{yardDriver: &yardDriver{}} }
+func newKeeper() *keeper { return &keeper{yardDriver: &yardDriver{}, made: map[string]string{}} }
+
+// alone is a host without siblings.
+func alone() []Sibling { return nil }
 
 func (k *keeper) slot(context.Context) (Slot, error) { return yardSlot{k.yardDriver}, nil }
 
 func TestTemplateIsBuiltOnceWhoeverLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKeeper()
-		ts := NewTemplates(k, k.slot)
+		ts := NewTemplates(k, k.slot, alone)
 		defer ts.Close()
 		spec := machine.Spec{Kind: session.Shell}
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -111,7 +123,7 @@ func TestTemplateThatFailedIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKeeper()
 		k.fail = errors.New("no memory")
-		ts := NewTemplates(k, k.slot)
+		ts := NewTemplates(k, k.slot, alone)
 		spec := machine.Spec{Kind: session.Shell}
 		if err := ts.Ready(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "no memory") {
 			t.Errorf("a build that failed: %v", err)

@@ -146,6 +146,11 @@ func (s *Server) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+func (s *Server) madeTemplate(w http.ResponseWriter, r *http.Request) error {
+	reply(w, http.StatusOK, s.sessions.MadeTemplate(r.FormValue("recipe")))
+	return nil
+}
+
 func (s *Server) template(w http.ResponseWriter, r *http.Request) error {
 	in, err := s.sessions.OpenTemplate(r.PathValue("hash"))
 	if err != nil {

@@ -26,6 +26,10 @@ func (f *fake) TemplateOf(id string) (hostlink.TemplateOf, error) {
 	return hostlink.TemplateOf{Template: "template of " + id}, f.err
 }
 
+func (f *fake) MadeTemplate(recipe string) hostlink.MadeTemplate {
+	return hostlink.MadeTemplate{Template: "made by " + recipe, Building: true}
+}
+
 func (f *fake) Capture(_ context.Context, id string, o hostlink.Capture) (hostlink.Captured, error) {
 	return hostlink.Captured{Snapshot: session.Snapshot{ID: o.SnapshotID, Host: id}, CaptureMs: 5}, f.err
 }
@@ -80,6 +84,9 @@ func TestEveryOrderOfAnOperationArrives(t *testing.T) {
 		if err := c.Prepare(ctx, "s", bad); !apierr.Is(err, apierr.InvalidRequest) {
 			t.Errorf("Prepare without %s: %v", what, err)
 		}
+	}
+	if got, err := c.MadeTemplate(ctx, "r&r"); err != nil || got != (hostlink.MadeTemplate{Template: "made by r&r", Building: true}) {
+		t.Errorf("MadeTemplate: %+v %v", got, err)
 	}
 	if got, err := c.TemplateOf(ctx, "s"); err != nil || got.Template != "template of s" {
 		t.Errorf("TemplateOf: %+v %v", got, err)

@@ -37,6 +37,7 @@ type Sessions interface {
 
 	Prepare(ctx context.Context, id string, o hostlink.Prepare) error
 	TemplateOf(id string) (hostlink.TemplateOf, error)
+	MadeTemplate(recipe string) hostlink.MadeTemplate
 	Capture(ctx context.Context, id string, o hostlink.Capture) (hostlink.Captured, error)
 	Restore(ctx context.Context, id string, o hostlink.Restore) (hostlink.Restored, error)
 	Verdict(ctx context.Context, id string, v hostlink.Verdict) error
@@ -87,6 +88,7 @@ func New(mux *http.ServeMux, secret *trust.Secret, s Sessions, e Events, log *sl
 		"GET /v1/sessions/{id}/baggage":       srv.baggage,
 		"GET /v1/snapshots/{id}":              srv.snapshot,
 		"DELETE /v1/snapshots/{id}":           srv.deleteSnapshot,
+		"GET /v1/templates":                   srv.madeTemplate,
 		"GET /v1/templates/{hash}":            srv.template,
 	} {
 		mux.HandleFunc(pattern, srv.guard(secret, handle))

@@ -62,6 +62,8 @@ type Config struct {
 	// Wake makes a waiting machine that outlived its hostd fit for a session; nil:
 	// it is.
 	Wake func(context.Context, *pool.Guest) error
+	// Building says whether the template of a recipe is being made here; nil: never.
+	Building func(recipe string) bool
 	// Room says whether the computer has the memory for one more session of a
 	// kind; nil: always.
 	Room func(session.Kind) error
@@ -80,6 +82,7 @@ type Host struct {
 	keeper    machine.Keeper
 	rebuild   Rebuild
 	wake      func(context.Context, *pool.Guest) error
+	building  func(recipe string) bool
 	room      func(session.Kind) error
 	log       *slog.Logger
 
@@ -104,7 +107,7 @@ type Host struct {
 func NewHost(c Config) *Host {
 	ctx, stop := context.WithCancel(context.Background())
 	h := &Host{ctx: ctx, stop: stop, name: c.Name, pool: c.Pool, book: c.Book, events: c.Events, snapshots: c.Snapshots,
-		egress: c.Egress, peers: c.Peers, keeper: c.Keeper, rebuild: c.Rebuild, wake: c.Wake, room: c.Room, log: c.Log,
+		egress: c.Egress, peers: c.Peers, keeper: c.Keeper, rebuild: c.Rebuild, wake: c.Wake, building: c.Building, room: c.Room, log: c.Log,
 		sessions: map[string]*live{}, targets: map[string]*live{}, restoring: map[string]restoring{}, taking: map[string]chan struct{}{},
 		unwritten: map[string]hostlink.Tombstone{}, watchers: map[chan hostlink.Notice]bool{}}
 	daemon.Gauge("berth_sessions_running", func() float64 {

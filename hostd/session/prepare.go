@@ -42,6 +42,15 @@ func (h *Host) haveTemplate(ctx context.Context, id string, o hostlink.Prepare) 
 	return h.fetchTemplate(ctx, peer, t.Template)
 }
 
+// MadeTemplate says whether this host has, or makes, the template of a recipe.
+func (h *Host) MadeTemplate(recipe string) (m hostlink.MadeTemplate) {
+	if h.keeper != nil {
+		m.Template = h.keeper.Made(recipe)
+		m.Building = h.building != nil && h.building(recipe)
+	}
+	return m
+}
+
 // TemplateOf names the template of a running session's machine.
 func (h *Host) TemplateOf(id string) (t hostlink.TemplateOf, err error) {
 	s := h.find(id)

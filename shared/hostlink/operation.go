@@ -46,6 +46,12 @@ type TemplateOf struct {
 	Template string `json:"template"` // content hash
 }
 
+// MadeTemplate says whether a host has the template made by a recipe.
+type MadeTemplate struct {
+	Template string `json:"template,omitempty"` // content hash; empty: not yet
+	Building bool   `json:"building,omitempty"` // it is being made there now
+}
+
 // Restore orders the target of an operation to make a session's machine from a
 // snapshot, completely, and to keep it stopped until the Verdict. The same order
 // again gives the same answer.

@@ -24,6 +24,12 @@ func (c *Client) TemplateOf(ctx context.Context, id string) (t TemplateOf, err e
 	return t, c.do(ctx, http.MethodGet, sessionPath(id, "/template"), nil, &t)
 }
 
+// MadeTemplate asks a host for the template that it made by a recipe. Only other
+// hosts ask, so that one build serves all.
+func (c *Client) MadeTemplate(ctx context.Context, recipe string) (m MadeTemplate, err error) {
+	return m, c.do(ctx, http.MethodGet, "/v1/templates?"+url.Values{"recipe": {recipe}}.Encode(), nil, &m)
+}
+
 // Restore orders a host to make a session's machine from a snapshot.
 func (c *Client) Restore(ctx context.Context, id string, o Restore) (done Restored, err error) {
 	return done, c.do(ctx, http.MethodPost, sessionPath(id, "/restore"), o, &done)

@@ -53,7 +53,7 @@ func (d *Driver) templateFor(ctx context.Context, spec machine.Spec) (*template,
 	if validHash.MatchString(spec.Template) {
 		return d.open(ctx, spec.Template)
 	}
-	recipe, err := d.recipe(spec)
+	recipe, err := d.Recipe(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -89,8 +89,24 @@ func (d *Driver) enter(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// recipe is the hash of all that a template is made by.
-func (d *Driver) recipe(spec machine.Spec) (string, error) {
+// Made is the hash of the template made by a recipe, "" when there is none here.
+func (d *Driver) Made(recipe string) string {
+	if !validHash.MatchString(recipe) {
+		return ""
+	}
+	return d.store.index(recipe)
+}
+
+// SetMade says that a template is by a recipe.
+func (d *Driver) SetMade(recipe, hash string) error {
+	if !d.store.has(hash) {
+		return fmt.Errorf("template %.12q is not on this host", hash)
+	}
+	return d.store.setIndex(recipe, hash)
+}
+
+// Recipe is the hash of all that the template of a spec is made by.
+func (d *Driver) Recipe(spec machine.Spec) (string, error) {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d %s %s %d %d %d %d\n", metaVersion, d.class, spec.Kind, spec.Size.VCPU, spec.Size.GiB, spec.DiskBytes, spec.Pids)
 	for _, path := range []string{d.bootFile("vmlinuz"), d.bootFile("initrd"), d.bootFile("disk.ext4"), d.agentFile()} {
