@@ -24,7 +24,7 @@ func (b *bench) hops(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	host := hostlink.NewClient(b.stack.hostd, secret)
+	host := hostlink.NewClient(fmt.Sprintf("127.0.0.1:%d", b.stack.base+101), secret)
 	defer host.Close()
 	agent := func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer

@@ -20,27 +20,35 @@ import (
 
 // row is one line of the table, or several that come from the same rounds.
 type row struct {
-	name string // what -only selects
-	pool string // BERTH_POOL of the stack it wants; rows with the same one share it
-	run  func(b *bench, ctx context.Context) error
+	name  string // what -only selects
+	setup setup  // rows with the same one share a stack
+	run   func(b *bench, ctx context.Context) error
 }
 
 var rows = []row{
-	{"create", figuresPool, (*bench).create},
-	{"lifecycle", figuresPool, (*bench).lifecycle},
-	{"evaluate", figuresPool, (*bench).evaluate},
-	{"exec", figuresPool, (*bench).exec},
-	{"file", figuresPool, (*bench).file},
-	{"burst", "browser=12,shell=0,both=0", (*bench).burst},
-	{"memory", "browser=0,shell=0,both=0", (*bench).memory},
-	{"crash", "browser=1,shell=4,both=0", (*bench).crash},
+	{"create", containers(figuresPool), (*bench).create},
+	{"lifecycle", containers(figuresPool), (*bench).lifecycle},
+	{"evaluate", containers(figuresPool), (*bench).evaluate},
+	{"exec", containers(figuresPool), (*bench).exec},
+	{"file", containers(figuresPool), (*bench).file},
+	{"burst", containers("browser=12,shell=0,both=0"), (*bench).burst},
+	{"memory", containers(emptyPool), (*bench).memory},
+	{"crash", containers("browser=1,shell=4,both=0"), (*bench).crash},
+	{"start", microVMs(emptyPool), (*bench).start}, // first: the templates are built by it
+	{"clone", microVMs(emptyPool), (*bench).clone},
+	{"pause", microVMs(emptyPool), (*bench).pause},
+	{"move", microVMs(emptyPool), (*bench).move},
+	{"resume", microVMs("browser=0,shell=0,both=1"), (*bench).resume},
 }
 
 // extra rows run only when -only names them.
-var extra = []row{{"hops", figuresPool, (*bench).hops}}
+var extra = []row{{"hops", containers(figuresPool), (*bench).hops}}
 
 // figuresPool keeps what one round of the rows about one session takes.
-const figuresPool = "browser=2,shell=0,both=1"
+const (
+	figuresPool = "browser=2,shell=0,both=1"
+	emptyPool   = "browser=0,shell=0,both=0"
+)
 
 func main() {
 	quick := flag.Bool("quick", false, "fewer rounds, about two minutes")
@@ -71,7 +79,7 @@ func run(ctx context.Context, quick bool, only, out string) (err error) {
 	}()
 	began := time.Now()
 	for _, r := range chosen {
-		if err := b.stack.want(ctx, r.pool); err != nil {
+		if err := b.stack.want(ctx, r.setup); err != nil {
 			return fmt.Errorf("%s: %w", r.name, err)
 		}
 		t := time.Now()
@@ -111,6 +119,7 @@ type bench struct {
 	peer    *peer // nil until a row wants it
 	web     *web  // nil until a row wants it
 	figures []figure
+	warmed  bool // both hosts of microVMs have the template
 	undo    []func() error
 }
 

@@ -102,7 +102,7 @@ func (b *bench) weigh(ctx context.Context, counts bool, psses, avails *samples, 
 	if err != nil {
 		return err
 	}
-	if err := pause(ctx); err != nil {
+	if err := settleDown(ctx); err != nil {
 		return err
 	}
 	during, err := meminfo("MemAvailable")
@@ -115,7 +115,7 @@ func (b *bench) weigh(ctx context.Context, counts bool, psses, avails *samples, 
 	}
 	each := pss(all) / many
 	ended = true
-	if err := errors.Join(end(), pause(ctx)); err != nil {
+	if err := errors.Join(end(), settleDown(ctx)); err != nil {
 		return err
 	}
 	after, err := meminfo("MemAvailable")
@@ -128,7 +128,7 @@ func (b *bench) weigh(ctx context.Context, counts bool, psses, avails *samples, 
 	return err
 }
 
-func pause(ctx context.Context) error {
+func settleDown(ctx context.Context) error {
 	select {
 	case <-time.After(settleTime):
 		return nil

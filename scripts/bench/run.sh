@@ -1,8 +1,9 @@
 #!/bin/bash
 # Measures Berth on a stack of its own and prints the table of figures.
 # Usage: run.sh [-quick] [-only ROW,...]; rows: create lifecycle evaluate exec
-# file burst memory crash. make bench sets up what it needs, but for nginx,
-# which only this brings.
+# file burst memory crash, of containers; start clone pause move resume, of
+# microVMs on two hosts. make bench sets up what it needs, but for nginx, which
+# only this brings.
 export BERTH_BENCH=1
 # A developer's own stack is none of the bench's business.
 unset BERTH_URL BERTH_API_KEY BERTH_POOL

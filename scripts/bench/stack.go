@@ -24,8 +24,8 @@ import (
 // run.sh made.
 type stack struct {
 	home  string
-	hostd string // address of hostd's metrics
-	pool  string // BERTH_POOL it runs with, empty while it is down
+	base  int   // BERTH_PORT_BASE
+	setup setup // it runs with, zero while it is down
 	api   *client.Client
 	url   string
 	key   string
@@ -38,22 +38,46 @@ func newStack() (*stack, error) {
 	if err != nil || s.home == "" || os.Getenv("BERTH_BENCH") == "" {
 		return nil, errors.New("this is started by scripts/bench/run.sh")
 	}
-	s.hostd = fmt.Sprintf("127.0.0.1:%d", base+101) // as daemons.sh says
+	s.base = base
 	return s, nil
 }
 
-// want starts the stack with a pool, anew when it ran with another one.
-func (s *stack) want(ctx context.Context, pool string) error {
-	if s.pool == pool {
+// setup is what a stack runs with.
+type setup struct {
+	pool   string // BERTH_POOL, of each host
+	driver string
+	hosts  int
+}
+
+// containers is a host that runs machines by the oci driver.
+func containers(pool string) setup { return setup{pool, "oci", 1} }
+
+// microVMs is two hosts whose machines can move with their memory. Instructions
+// are emulated, so that it is the same on every computer.
+func microVMs(pool string) setup { return setup{pool, "microvm", 2} }
+
+// environment is setup as daemons.sh and the daemons read it.
+func (u setup) environment() error {
+	return errors.Join(os.Setenv("BERTH_POOL", u.pool), os.Setenv("DRIVER", u.driver), os.Setenv("ACCEL", "tcg"),
+		os.Setenv("HOSTS", strconv.Itoa(u.hosts)),
+		os.Setenv("BERTH_CREATE_DEADLINE", map[string]string{"oci": "30s", "microvm": "15m"}[u.driver])) // a template is built by the first create
+}
+
+// hostds names the stack's hostds as daemons.sh does.
+func (s *stack) hostds() []string { return []string{"hostd", "hostd2"}[:s.setup.hosts] }
+
+// want starts the stack with a setup, anew when it ran with another one.
+func (s *stack) want(ctx context.Context, u setup) error {
+	if s.setup == u {
 		return nil
 	}
 	if err := s.down(); err != nil {
 		return err
 	}
-	if err := os.Setenv("BERTH_POOL", pool); err != nil {
+	if err := u.environment(); err != nil {
 		return err
 	}
-	s.pool = pool
+	s.setup = u
 	if err := s.up(ctx); err != nil {
 		return err
 	}
@@ -77,10 +101,10 @@ func (s *stack) up(ctx context.Context) error {
 }
 
 func (s *stack) down() error {
-	if s.pool == "" {
+	if s.setup == (setup{}) {
 		return nil
 	}
-	s.pool = ""
+	s.setup = setup{}
 	if s.http != nil {
 		s.http.CloseIdleConnections()
 	}
@@ -95,10 +119,10 @@ func (s *stack) down() error {
 // that what is measured next has the computer for itself.
 func (s *stack) full(ctx context.Context) error {
 	want := 0
-	for item := range strings.SplitSeq(s.pool, ",") {
+	for item := range strings.SplitSeq(s.setup.pool, ",") {
 		_, n, _ := strings.Cut(item, "=")
 		count, _ := strconv.Atoi(n) // the pools are constants here
-		want += count
+		want += count * s.setup.hosts
 	}
 	return poll(ctx, 3*time.Minute, "the pool is full", func() (bool, error) {
 		ready, err := s.ready(ctx)
@@ -117,30 +141,45 @@ func (s *stack) quiet(ctx context.Context) error {
 	})
 }
 
-// ready counts the pool's waiting machines.
+// ready counts the pools' waiting machines.
 func (s *stack) ready(ctx context.Context) (int, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.hostd+"/metrics", nil)
+	n, err := s.metric(ctx, "berth_pool_ready{")
+	return int(n), err
+}
+
+// metric adds up the series of all hosts whose lines begin with a prefix.
+func (s *stack) metric(ctx context.Context, prefix string) (total float64, err error) {
+	for i := range s.setup.hosts {
+		text, err := fetchText(ctx, fmt.Sprintf("http://127.0.0.1:%d/metrics", s.base+101+10*i)) // as daemons.sh says
+		if err != nil {
+			return 0, err
+		}
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, prefix) {
+				v, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(line, ' ')+1:]), 64)
+				if err != nil {
+					return 0, fmt.Errorf("metric %q: %w", line, err)
+				}
+				total += v
+			}
+		}
+	}
+	return total, nil
+}
+
+func fetchText(ctx context.Context, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return 0, err
+		return "", err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return 0, err
+		return "", err
 	}
 	defer resp.Body.Close()
 	var b bytes.Buffer
-	if _, err := b.ReadFrom(resp.Body); err != nil {
-		return 0, err
-	}
-	n := 0
-	for line := range strings.Lines(b.String()) {
-		if strings.HasPrefix(line, "berth_pool_ready{") {
-			var v int
-			_, _ = fmt.Sscan(line[strings.LastIndexByte(line, ' '):], &v) // a gauge of whole numbers
-			n += v
-		}
-	}
-	return n, nil
+	_, err = b.ReadFrom(resp.Body)
+	return b.String(), err
 }
 
 // group is the cgroup (version 2) above all machines, as hostd's oci driver

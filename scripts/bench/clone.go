@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// start: a session on an empty pool, so that its machine starts from the
+// template, from the request to the first CDP answer; beside the boot of the
+// very guest that became the template, from the start of QEMU until its agent
+// said that Chrome waits.
+func (b *bench) start(ctx context.Context) error {
+	if err := b.warm(ctx); err != nil {
+		return err
+	}
+	boot, err := b.stack.timing(ctx, "berth_template_boot_seconds", `kind="both"`)
+	if err != nil {
+		return err
+	}
+	if boot.count == 0 {
+		return errors.New("no template was built in this run")
+	}
+	steps, err := b.stack.stepsOf(ctx, "berth_machine_start_seconds", "start", "ready")
+	if err != nil {
+		return err
+	}
+	var took samples
+	side := func(ctx context.Context, counts bool) error {
+		into := &took
+		if !counts {
+			into = nil
+		}
+		s, err := b.firstReply(ctx, "both", into)
+		if err != nil {
+			return err
+		}
+		return errors.Join(b.stack.release(ctx, s.Id), b.stack.quiet(ctx))
+	}
+	if err := interleave(ctx, 1, b.rounds(5, 3), side); err != nil {
+		return err
+	}
+	b.add(figure{What: "start from template to first CDP reply", Beside: "cold boot of the same guest, until Chrome waits", Unit: "ms",
+		Value: took.median(), Peer: 1000 * boot.sum / boot.count, Now: 1.0 / 20, Aim: 1.0 / 40, Count: len(took),
+		Note: fmt.Sprintf("emulated; means since the machine was begun: running (`cont`, port open) and, with everything random renewed, waiting: %s; cold boots: %.0f", steps(), boot.count)})
+	return nil
+}
+
+// clone: what more idle machines add to the memory of their QEMU processes,
+// beside that of the one whose boot became the template, when Chrome waited.
+// The guest's kernel fills all its memory with zeros as it boots (init_on_free),
+// and so has all of it; the zeros are left out, as if it did not.
+func (b *bench) clone(ctx context.Context) error {
+	const more = 4
+	if err := b.warm(ctx); err != nil {
+		return err
+	}
+	boot, err := b.stack.timing(ctx, "berth_template_boot_bytes", `kind="both"`)
+	if err != nil || boot.count == 0 {
+		return fmt.Errorf("no template was built in this run: %w", err)
+	}
+	whole, used, err := b.stack.guestMemory()
+	if err != nil {
+		return err
+	}
+	var each samples
+	side := func(ctx context.Context, counts bool) error {
+		grown, err := b.grow(ctx, more)
+		if counts && err == nil {
+			each = append(each, grown)
+		}
+		return errors.Join(err, b.stack.quiet(ctx))
+	}
+	if err := interleave(ctx, 0, b.rounds(2, 1), side); err != nil {
+		return err
+	}
+	b.add(figure{What: "memory of one more idle microVM, PSS of QEMU", Beside: "the same guest cold-booted", Unit: "MiB",
+		Value: each.median(), Peer: (boot.sum/boot.count - whole + used) / (1 << 20), Now: 0.3, Aim: 0.15, Count: len(each) * more,
+		Note: fmt.Sprintf("emulated: both sides hold QEMU's translated code as well, which KVM has not; the peer without its %.0f MiB of zeros", (whole-used)/(1<<20))})
+	return nil
+}
+
+// grow starts a machine on each host and then more of them, and gives what each
+// of these adds, in MiB.
+func (b *bench) grow(ctx context.Context, more int) (mib float64, err error) {
+	var ids []string
+	defer func() {
+		for _, id := range ids {
+			err = errors.Join(err, b.stack.release(context.WithoutCancel(ctx), id))
+		}
+	}()
+	create := func(n int) error {
+		for range n {
+			s, err := b.firstReply(ctx, "both", nil)
+			if err != nil {
+				return err
+			}
+			ids = append(ids, s.Id)
+		}
+		return settleDown(ctx)
+	}
+	if err := create(b.stack.setup.hosts); err != nil {
+		return 0, err
+	}
+	before := 0.0
+	for _, h := range b.stack.hostds() {
+		one := b.stack.qemus(h)
+		if len(one) == 0 { // its first would bring the template's pages with it
+			return 0, fmt.Errorf("%s got no machine", h)
+		}
+		before += pss(one)
+	}
+	if err := create(more); err != nil {
+		return 0, err
+	}
+	after := 0.0
+	for _, h := range b.stack.hostds() {
+		after += pss(b.stack.qemus(h))
+	}
+	return (after - before) / float64(more), nil
+}
