@@ -100,14 +100,14 @@ func (r ram) eachDelta(template []byte, f func(machine.Page) bool) error {
 		return err
 	}
 	defer pagemap.Close()
-	entries := make([]byte, 8*batchPages)
+	entries, buf := make([]byte, 8*batchPages), make([]byte, runPages*machine.PageSize)
 	for at, pages := int64(0), r.size/machine.PageSize; at < pages; at += batchPages {
 		batch := entries[:8*min(batchPages, pages-at)]
 		if _, err := pagemap.ReadAt(batch, int64(r.start/machine.PageSize+uint64(at))*8); err != nil {
 			return fmt.Errorf("read pagemap: %w", err)
 		}
 		for first, n := range runs(batch) {
-			more, err := r.compare(mem, template, at+int64(first), n, f)
+			more, err := r.compare(mem, template, at+int64(first), buf[:n*machine.PageSize], f)
 			if err != nil || !more {
 				return err
 			}
@@ -136,14 +136,12 @@ func runs(entries []byte) iter.Seq2[int, int] {
 	}
 }
 
-// compare reads n pages from the process and passes on those that differ.
-func (r ram) compare(mem io.ReaderAt, template []byte, first int64, n int, f func(machine.Page) bool) (more bool, err error) {
-	var buf [runPages * machine.PageSize]byte
-	data := buf[:n*machine.PageSize]
+// compare fills data with pages of the process and passes on those that differ.
+func (r ram) compare(mem io.ReaderAt, template []byte, first int64, data []byte, f func(machine.Page) bool) (more bool, err error) {
 	if _, err := mem.ReadAt(data, int64(r.start)+first*machine.PageSize); err != nil {
 		return false, fmt.Errorf("read guest memory: %w", err)
 	}
-	for i := range n {
+	for i := range len(data) / machine.PageSize {
 		page := data[i*machine.PageSize:][:machine.PageSize]
 		at := (first + int64(i)) * machine.PageSize
 		if bytes.Equal(page, template[at:at+machine.PageSize]) {
