@@ -19,7 +19,7 @@ func (e *Env) VMs() []VM {
 	var out []VM
 	for _, pid := range pids() {
 		line, _ := os.ReadFile(procPath(pid, "cmdline"))
-		if name, _, _ := bytes.Cut(line, []byte{0}); !bytes.Contains(name, []byte("qemu-system")) {
+		if name, _, _ := bytes.Cut(line, []byte{0}); string(name) != "qemu" {
 			continue
 		}
 		if host := e.hostOf(pid); host != "" {

@@ -23,13 +23,14 @@ func (c *Client) FirstPage(ctx context.Context) (*Page, error) {
 	}
 	for _, t := range targets.TargetInfos {
 		if t.Type == "page" {
-			return c.attach(ctx, t.TargetID)
+			return c.Attach(ctx, t.TargetID)
 		}
 	}
 	return nil, fmt.Errorf("cdp: the browser has no page")
 }
 
-func (c *Client) attach(ctx context.Context, target string) (*Page, error) {
+// Attach attaches to a page by its target id.
+func (c *Client) Attach(ctx context.Context, target string) (*Page, error) {
 	var attached struct{ SessionID string }
 	err := c.Call(ctx, "", "Target.attachToTarget", map[string]any{"targetId": target, "flatten": true}, &attached)
 	if err != nil {

@@ -85,6 +85,9 @@ func TestThePausedLifetime(t *testing.T) {
 	env := memory.Start(t)
 	c := env.Client(t, "Scale")
 	s := create(t, c, shellOnly)
+	if n := len(env.VMs()); n != 1 {
+		t.Errorf("a running session has %d machines", n)
+	}
 	asked := time.Now()
 	paused := pause(c, s.Id)
 	left := s.ExpiresAt.Sub(time.Now())
