@@ -75,6 +75,7 @@ type writing struct {
 	kept     []pack        // what of own the snapshot needs
 	old      []string      // packs of others that it refers to
 	pinned   []string      // names of own, until close
+	took     struct{ pages, sync time.Duration }
 }
 
 // previous is an earlier snapshot of the session, open.
@@ -128,9 +129,11 @@ func (w *writing) memory(c machine.Capture) error {
 	if w.prev != nil && w.prev.Template != h.Template { // what differs from another template says nothing here
 		w.prev = nil
 	}
+	began := time.Now()
 	if err := w.pages(c); err != nil {
 		return fmt.Errorf("pages: %w", err)
 	}
+	w.took.pages = time.Since(began)
 	device, err := c.Device()
 	if err != nil {
 		return fmt.Errorf("device state: %w", err)
@@ -220,9 +223,11 @@ func (h heeding) Read(p []byte) (int, error) {
 // commit brings the packs to the disk, then the manifest: from there on the
 // snapshot is one.
 func (w *writing) commit() (Info, error) {
+	began := time.Now()
 	if err := w.sync(); err != nil {
 		return Info{}, err
 	}
+	w.took.sync = time.Since(began)
 	for _, p := range w.kept {
 		w.header.Bytes += p.Size
 	}
@@ -231,7 +236,10 @@ func (w *writing) commit() (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	return w.s.enter(raw, w.header, false)
+	info, err := w.s.enter(raw, w.header, false)
+	w.s.log.Debug("snapshot written", "snapshot", w.order.ID, "bytes", w.header.Bytes, "pages", w.header.Pages,
+		"took", time.Since(w.header.Created), "of it pages", w.took.pages, "sync", w.took.sync, "manifest", time.Since(began)-w.took.sync)
+	return info, err
 }
 
 // sync brings this snapshot's packs to the disk, side by side.
