@@ -36,10 +36,13 @@ func (h *Host) haveTemplate(ctx context.Context, id string, o hostlink.Prepare) 
 	peer := h.peers(o.From)
 	defer peer.Close()
 	t, err := peer.TemplateOf(ctx, id)
-	if err != nil || h.keeper.HasTemplate(t.Template) {
-		return err
+	if err == nil && !h.keeper.HasTemplate(t.Template) {
+		err = h.fetchTemplate(ctx, peer, t.Template)
 	}
-	return h.fetchTemplate(ctx, peer, t.Template)
+	if err == nil { // in memory, and proven: the restore shall not have to wait for that
+		_, err = h.keeper.Template(ctx, machine.Spec{Kind: o.Kind, Template: t.Template})
+	}
+	return err
 }
 
 // MadeTemplate says whether this host has, or makes, the template of a recipe.

@@ -55,9 +55,10 @@ func worlds(t *testing.T, keeps bool, names ...string) []*world {
 // fakeKeeper is a driver of which only the templates count.
 type fakeKeeper struct{ machine.Keeper }
 
-func (fakeKeeper) Name() string            { return "fake" }
-func (fakeKeeper) CPUClass() string        { return "c" }
-func (fakeKeeper) HasTemplate(string) bool { return true }
+func (fakeKeeper) Name() string                                               { return "fake" }
+func (fakeKeeper) CPUClass() string                                           { return "c" }
+func (fakeKeeper) HasTemplate(string) bool                                    { return true }
+func (fakeKeeper) Template(_ context.Context, s machine.Spec) (string, error) { return s.Template, nil }
 
 // start is hostd's: it sweeps what the book does not know and adopts the rest.
 func (w *world) start() {
