@@ -46,12 +46,12 @@ func (b *bench) start(ctx context.Context) error {
 	return nil
 }
 
-// clone: what more idle machines add to the memory of their QEMU processes,
-// beside that of the one whose boot became the template, when Chrome waited.
+// clone: the memory that an idle machine adds, beside that of QEMU when the
+// machine whose boot became the template had got as far, PSS.
 // The guest's kernel fills all its memory with zeros as it boots (init_on_free),
 // and so has all of it; the zeros are left out, as if it did not.
 func (b *bench) clone(ctx context.Context) error {
-	const more = 4
+	const many = 4
 	if err := b.warm(ctx); err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (b *bench) clone(ctx context.Context) error {
 	}
 	var each samples
 	side := func(ctx context.Context, counts bool) error {
-		grown, err := b.grow(ctx, more)
+		grown, err := b.grow(ctx, many)
 		if counts && err == nil {
 			each = append(each, grown)
 		}
@@ -74,46 +74,37 @@ func (b *bench) clone(ctx context.Context) error {
 	if err := interleave(ctx, 0, b.rounds(2, 1), side); err != nil {
 		return err
 	}
-	b.add(figure{What: "memory of one more idle microVM, PSS of QEMU", Beside: "the same guest cold-booted", Unit: "MiB",
+	b.add(figure{What: "memory of one more idle microVM, what QEMU alone holds", Beside: "the same guest cold-booted, PSS", Unit: "MiB",
 		Value: each.median(), Peer: (boot.sum/boot.count - whole + used) / (1 << 20), Now: 0.3, Aim: 0.15, Count: len(each),
 		Note: fmt.Sprintf("emulated: both sides hold QEMU's translated code as well, which KVM has not; the peer without its %.0f MiB of zeros", (whole-used)/(1<<20))})
 	return nil
 }
 
-// grow starts a machine, then more, and gives what each of these adds on a host
-// that had one before, in MiB: a host's first brings the template's pages with it.
-func (b *bench) grow(ctx context.Context, more int) (mib float64, err error) {
+// grow starts machines and gives what each of them alone holds, in MiB, on hosts
+// that have at least two: the template's pages are shared there. Pages of the
+// template that no other machine happens to have mapped count too.
+func (b *bench) grow(ctx context.Context, many int) (mib float64, err error) {
 	var ids []string
 	defer func() {
 		for _, id := range ids {
 			err = errors.Join(err, b.stack.release(context.WithoutCancel(ctx), id))
 		}
 	}()
-	create := func(n int) error {
-		for range n {
-			s, err := b.firstReply(ctx, "both", nil)
-			if err != nil {
-				return err
-			}
-			ids = append(ids, s.Id)
+	for range many {
+		s, err := b.firstReply(ctx, "both", nil)
+		if err != nil {
+			return 0, err
 		}
-		return settleDown(ctx)
+		ids = append(ids, s.Id)
 	}
-	if err := create(1); err != nil {
-		return 0, err
-	}
-	before := map[string]float64{}
-	for _, h := range b.stack.hostds() {
-		before[h] = pss(b.stack.qemus(h))
-	}
-	if err := create(more); err != nil {
+	if err := settleDown(ctx); err != nil {
 		return 0, err
 	}
 	grown, count := 0.0, 0
 	for _, h := range b.stack.hostds() {
-		if pids := b.stack.qemus(h); before[h] > 0 && len(pids) > 1 {
-			grown += pss(pids) - before[h]
-			count += len(pids) - 1
+		if pids := b.stack.qemus(h); len(pids) > 1 {
+			grown += memoryOf(pids, "Private_Clean:", "Private_Dirty:")
+			count += len(pids)
 		}
 	}
 	if count == 0 {

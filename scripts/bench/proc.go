@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -75,12 +76,16 @@ func processCPU(pid int) (float64, error) {
 
 // pss is the proportional memory of processes in MiB: pages that several share
 // count in parts.
-func pss(pids []int) float64 {
+func pss(pids []int) float64 { return memoryOf(pids, "Pss:") }
+
+// memoryOf adds up lines of processes' smaps_rollup (proc(5)), in MiB.
+func memoryOf(pids []int, names ...string) float64 {
 	var kib float64
 	for _, pid := range pids {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid)) // it may have ended
 		for line := range strings.Lines(string(b)) {
-			if rest, ok := strings.CutPrefix(line, "Pss:"); ok {
+			name, rest, _ := strings.Cut(line, " ")
+			if slices.Contains(names, name) {
 				n, _ := strconv.ParseFloat(strings.Fields(rest)[0], 64)
 				kib += n
 			}
