@@ -212,6 +212,7 @@ type fakeHosts struct {
 	changed chan struct{}
 	secret  *trust.Secret
 	prefer  string // host with the most warm machines; empty: the longest name
+	forgot  map[string]int
 }
 
 func (f *fakeHosts) warm(name string) int {
@@ -279,7 +280,17 @@ func (f *fakeHosts) RoundTrip(session.Session, *http.Request) (*http.Response, e
 	return nil, errors.New("no agents here")
 }
 
-func (f *fakeHosts) Forget(string) {}
+func (f *fakeHosts) Forget(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.forgot[id]++
+}
+
+func (f *fakeHosts) timesForgotten(id string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.forgot[id]
+}
 
 // rig is a Service over a real record and fake hosts.
 type rig struct {
@@ -310,7 +321,7 @@ func newRig(t *testing.T) *rig {
 	plan, _ := record.View().Plan("Free")
 	host := newFakeHost(t)
 	r := &rig{t: t, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
-		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, changed: make(chan struct{}), secret: trust.New()}}
+		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, changed: make(chan struct{}), secret: trust.New(), forgot: map[string]int{}}}
 	r.use = New(Config{PublicURL: "https://berth.example.com", Sizes: session.DefaultSizes, Prices: session.DefaultPrices,
 		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour, Name: "g", OperationDeadline: 10 * time.Second}, record, r.hosts, slog.New(slog.DiscardHandler))
 	return r

@@ -211,3 +211,39 @@ func TestResumeBesideALeftover(t *testing.T) {
 		t.Errorf("%+v, %v", now, err)
 	}
 }
+
+// A request that waits for a move without memory goes on at the commit, before
+// the target has heard of it: by then no kept stream to the old machine may be
+// left for it to take.
+func TestWaitingRequestsTakeNoStreamToLostMemory(t *testing.T) {
+	t.Parallel()
+	for name, class := range map[string]string{"portable": "", "memory": "c"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := twoHosts(t)
+			r.hosts.class["h1"] = class
+			s := r.create()
+			captures, capture := r.held(r.host, "capture")
+			tells, tell := r.held(r.second(), "verdict")
+			moved, awake := make(chan error), make(chan error)
+			go func() {
+				_, _, err := r.use.Move(t.Context(), r.caller, s.ID, MoveRequest{Host: "h2"})
+				moved <- err
+			}()
+			<-captures
+			go func() { _, err := r.use.Awake(t.Context(), s); awake <- err }()
+			capture()
+			<-tells
+			if err := <-awake; err != nil {
+				t.Error(err)
+			}
+			if got, want := r.hosts.timesForgotten(s.ID) > 0, class == ""; got != want {
+				t.Errorf("kept streams dropped: %v, want %v", got, want)
+			}
+			tell()
+			if err := <-moved; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -17,6 +17,7 @@ func (o *operation) commit(snap *session.Snapshot) (session.Session, error) {
 	if err := o.s.step("commit"); err != nil {
 		return o.found, err
 	}
+	o.cutStreams(snap)
 	now, committed, err := o.propose(func(ctx context.Context) (session.Session, bool, error) {
 		return o.s.record.CommitOperation(ctx, o.found.ID, o.op.ID, snap)
 	})
@@ -33,6 +34,18 @@ func (o *operation) commit(snap *session.Snapshot) (session.Session, error) {
 	o.s.log.Info("operation committed", "operation", o.op.ID, "kind", o.op.Kind, "session", now.ID, "host", now.Host, "epoch", now.Epoch)
 	o.committed(now)
 	return now, nil
+}
+
+// cutStreams drops the kept streams to an agent whose memory a commit gives up:
+// none goes on without it, and requests that wait for the commit must not take
+// one. After an abort they are merely opened anew.
+func (o *operation) cutStreams(snap *session.Snapshot) {
+	if snap == nil {
+		snap = o.found.Snapshot
+	}
+	if !snap.Memory {
+		o.s.hosts.Forget(o.found.ID)
+	}
 }
 
 // giveUp proposes that the operation never was, for a reason, which comes back.
@@ -92,9 +105,6 @@ func (o *operation) committed(now session.Session) {
 		first, then = then, ""
 	}
 	s.tell(ctx, first, now.ID, v)
-	if now.Snapshot != nil && !now.Snapshot.Memory {
-		s.hosts.Forget(now.ID) // no stream to the agent goes on without its memory
-	}
 	s.background(func(ctx context.Context) {
 		if then != "" {
 			s.tell(ctx, then, now.ID, v)
