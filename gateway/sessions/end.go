@@ -37,8 +37,9 @@ const endTime = 10 * time.Second
 // release ends a session at its host and in the record, side by side. Either
 // is enough: a host that cannot be reached is told when it is reconciled, and
 // without a quorum the host's tombstone is taken into the record later. A paused
-// session has no machine: only the record ends it. An operation under way does
-// not matter: what it left on hosts is ended after.
+// session has no machine: only the record ends it. What an operation under way
+// left on hosts is ended after; but while one is open the host is not enough,
+// since a commit may yet make another machine the session, or a snapshot.
 func (s *Service) release(ctx context.Context, found session.Session) (session.Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
@@ -62,11 +63,17 @@ func (s *Service) release(ctx context.Context, found session.Session) (session.S
 			s.log.Warn("a released session's machine is ended later", "session", found.ID, "host", found.Host, "error", errHost)
 		}
 		s.cleanUp(found, ended)
-	case machine && errHost == nil && !apierr.Is(err, apierr.SessionNotRunning):
+	case machine && errHost == nil && !apierr.Is(err, apierr.SessionNotRunning) && s.settled(found):
 		s.log.Warn("the record learns of a release later", "session", found.ID, "error", err)
 		ended, err = session.End(found, now, session.Released, "")
 	}
 	return ended, err
+}
+
+// settled says whether the session's one machine is where found has it.
+func (s *Service) settled(found session.Session) bool {
+	now, ok := s.record.View().Session(found.ID)
+	return ok && now.Op == nil && now.Status == session.Running && now.Epoch == found.Epoch
 }
 
 // cleanUp ends what an ended session has on hosts besides the machine that it

@@ -247,3 +247,25 @@ func TestWaitingRequestsTakeNoStreamToLostMemory(t *testing.T) {
 		})
 	}
 }
+
+// Without a quorum the source's tombstone is no release while an operation is
+// open: the commit may come first, and the session would live on.
+func TestReleaseWithoutQuorumDuringAMove(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	s := r.create()
+	begun, goOn := r.held(r.second(), "restore")
+	moved := make(chan error)
+	go func() {
+		_, _, err := r.use.Move(t.Context(), r.caller, s.ID, MoveRequest{Host: "h2"})
+		moved <- err
+	}()
+	<-begun
+	if err := r.record.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.use.Release(t.Context(), r.caller, s.ID)
+	wantCode(t, err, apierr.Unavailable)
+	goOn()
+	wantCode(t, <-moved, apierr.Unavailable)
+}
