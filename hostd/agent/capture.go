@@ -57,6 +57,7 @@ type capture struct {
 // register mounts the control paths of captures.
 func (c *capture) register(mux *http.ServeMux) {
 	mux.HandleFunc(agentlink.ControlFreeze, c.serveFreeze)
+	mux.HandleFunc(agentlink.ControlClock, serveClock)
 	mux.HandleFunc(agentlink.ControlThaw, c.serveThaw)
 	mux.HandleFunc(agentlink.ControlExport, c.serveExport)
 	mux.HandleFunc(agentlink.ControlImport, c.serveImport)
@@ -285,7 +286,20 @@ func (c *capture) serveFreeze(w http.ResponseWriter, r *http.Request) {
 
 func (c *capture) serveThaw(w http.ResponseWriter, r *http.Request) {
 	asOf := time.Now()
-	serveOrder(w, r, func(t agentlink.Thaw) error { return c.thaw(r.Context(), t, asOf) })
+	since := identity.Monotonic()
+	serveOrder(w, r, func(t agentlink.Thaw) error {
+		if t.AsOf != 0 {
+			asOf = asOf.Add(time.Duration(t.AsOf) - since)
+		}
+		return c.thaw(r.Context(), t, asOf)
+	})
+}
+
+// serveClock tells the clock that a host compares its own with.
+func serveClock(w http.ResponseWriter, r *http.Request) {
+	if reply.Method(w, r, http.MethodGet) {
+		reply.JSON(w, http.StatusOK, agentlink.Clock{Monotonic: int64(identity.Monotonic())})
+	}
 }
 
 // serveOrder takes an order as JSON and answers 204 when it was carried out.

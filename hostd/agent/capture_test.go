@@ -36,7 +36,12 @@ func (r *rig) thaw(fresh bool) {
 	r.t.Helper()
 	entropy := make([]byte, 64)
 	_, _ = rand.Read(entropy)
-	r.do(r.control, http.MethodPost, agentlink.ControlThaw, agentlink.Thaw{Now: time.Now(), Entropy: entropy, Fresh: fresh}, 204)
+	var clock agentlink.Clock
+	now := time.Now()
+	if err := json.Unmarshal(r.do(r.control, http.MethodGet, agentlink.ControlClock, nil, 200), &clock); err != nil || clock.Monotonic <= 0 {
+		r.t.Fatalf("clock: %v, %+v", err, clock)
+	}
+	r.do(r.control, http.MethodPost, agentlink.ControlThaw, agentlink.Thaw{Now: now, AsOf: clock.Monotonic, Entropy: entropy, Fresh: fresh}, 204)
 }
 
 func (r *rig) exec(e agentlink.ExecRequest) agentlink.ExecResult {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
+	"time"
 
 	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/event"
@@ -15,8 +17,32 @@ func (a *Agent) Freeze(ctx context.Context, f agentlink.Freeze) error {
 	return a.do(ctx, http.MethodPost, agentlink.ControlFreeze, f, nil)
 }
 
-// Thaw lets the machine go on once its clock, entropy and identity are right.
+// A machine that has just been restored may take long to answer at first, and
+// the word of the time must not be as old as that. So the clocks are compared
+// until an answer was quick: half of what it took is how wrong the time may be.
+const (
+	quick    = 30 * time.Millisecond
+	compares = 5
+)
+
+// Thaw lets the machine go on once its clock, entropy and identity are right;
+// t's Now and AsOf are filled in here.
 func (a *Agent) Thaw(ctx context.Context, t agentlink.Thaw) error {
+	best := time.Duration(math.MaxInt64)
+	for range compares {
+		var c agentlink.Clock
+		asked := time.Now()
+		if err := a.do(ctx, http.MethodGet, agentlink.ControlClock, nil, &c); err != nil {
+			return err
+		}
+		took := time.Since(asked)
+		if took < best {
+			best, t.Now, t.AsOf = took, asked.Add(took/2), c.Monotonic
+		}
+		if best <= quick {
+			break
+		}
+	}
 	return a.do(ctx, http.MethodPost, agentlink.ControlThaw, t, nil)
 }
 

@@ -13,9 +13,10 @@ import (
 )
 
 func TestHoldingAnHonestAgent(t *testing.T) {
-	now := time.Date(2026, 11, 21, 19, 0, 0, 5000, time.UTC)
 	var frozen agentlink.Freeze
 	var thawed agentlink.Thaw
+	var clocks int
+	var read time.Time // when the clock was read last
 	state := strings.Repeat("state", 100_000)
 	got := make(chan int, 1)
 	a := agent(t, func(w http.ResponseWriter, r *http.Request) {
@@ -23,6 +24,13 @@ func TestHoldingAnHonestAgent(t *testing.T) {
 		switch r.Method + " " + r.URL.Path {
 		case "POST /control/freeze":
 			_ = json.NewDecoder(r.Body).Decode(&frozen)
+		case "GET /control/clock":
+			if clocks++; clocks < 3 {
+				time.Sleep(2 * quick) // the machine is slow at first
+			}
+			read = time.Now()
+			_ = json.NewEncoder(w).Encode(agentlink.Clock{Monotonic: int64(clocks)})
+			return
 		case "POST /control/thaw":
 			_ = json.NewDecoder(r.Body).Decode(&thawed)
 		case "POST /control/import":
@@ -40,8 +48,11 @@ func TestHoldingAnHonestAgent(t *testing.T) {
 	if err := a.Freeze(ctx, agentlink.Freeze{Portable: true}); err != nil || !frozen.Portable {
 		t.Errorf("Freeze: %v, %+v", err, frozen)
 	}
-	if err := a.Thaw(ctx, agentlink.Thaw{Now: now, Entropy: []byte("random"), Fresh: true}); err != nil || !thawed.Now.Equal(now) || string(thawed.Entropy) != "random" || !thawed.Fresh {
+	if err := a.Thaw(ctx, agentlink.Thaw{Entropy: []byte("random"), Fresh: true}); err != nil || string(thawed.Entropy) != "random" || !thawed.Fresh {
 		t.Errorf("Thaw: %v, %+v", err, thawed)
+	}
+	if off := read.Sub(thawed.Now).Abs(); off > quick || thawed.AsOf != int64(clocks) || clocks < 3 {
+		t.Errorf("after %d looks at the clock Now is off by %s, as of %d", clocks, off, thawed.AsOf)
 	}
 	r, err := a.Export(ctx, int64(len(state)))
 	if err != nil {

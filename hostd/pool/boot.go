@@ -87,11 +87,11 @@ func (b Bootstrap) Wake(ctx context.Context, g *Guest) error {
 	return g.Agent.Ready(ctx)
 }
 
-// Thaw is what an agent needs to go on now.
+// Thaw is what an agent needs to go on; the time is control's matter.
 func Thaw(fresh bool) agentlink.Thaw {
 	entropy := make([]byte, entropyBytes)
 	_, _ = rand.Read(entropy) // never fails since Go 1.24
-	return agentlink.Thaw{Now: time.Now(), Entropy: entropy, Fresh: fresh}
+	return agentlink.Thaw{Entropy: entropy, Fresh: fresh}
 }
 
 const entropyBytes = 64

@@ -55,3 +55,27 @@ func TestKeptPlaces(t *testing.T) {
 		y.balanced(t, 0)
 	})
 }
+
+// Whoever was promised a host's last place gets a machine there also when none
+// waits: it is booted in that place.
+func TestKeptPlaceOfAMachineBootedNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, y, stop := start(t, Config{Parallel: 1, MaxTotal: 1})
+		if err := p.Keep("a", time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		g, warm, err := p.TakeKept(t.Context(), session.Shell, "a")
+		if err != nil || warm {
+			t.Fatalf("warm %v, %v", warm, err)
+		}
+		p.Release("a")
+		if p.Free() != 0 {
+			t.Errorf("%d free beside the machine", p.Free())
+		}
+		if err := p.Destroy(g); err != nil {
+			t.Error(err)
+		}
+		stop()
+		y.balanced(t, 0)
+	})
+}

@@ -126,6 +126,12 @@ func (p *Pool) notifyLocked() {
 // none would be ready before its caller's deadline, and takes what the refill
 // brings meanwhile. NoCapacity when the host is full.
 func (p *Pool) Take(ctx context.Context, kind session.Kind) (g *Guest, warm bool, err error) {
+	return p.TakeKept(ctx, kind, "")
+}
+
+// TakeKept is Take for somebody to whom a place was promised under a name: a
+// machine started now gets that place, and a waiting one has its own.
+func (p *Pool) TakeKept(ctx context.Context, kind session.Kind, kept string) (g *Guest, warm bool, err error) {
 	for {
 		changed := p.Changed() // before the look, so that nothing falls between
 		if g, err = p.pop(kind); err != nil {
@@ -140,7 +146,7 @@ func (p *Pool) Take(ctx context.Context, kind session.Kind) (g *Guest, warm bool
 		}
 		select {
 		case p.cold <- struct{}{}:
-			g, err := p.start(ctx, kind)
+			g, err := p.Make(kept, func() (*Guest, error) { return p.boot(ctx, kind) })
 			<-p.cold
 			return g, false, err
 		case <-changed:
@@ -148,11 +154,6 @@ func (p *Pool) Take(ctx context.Context, kind session.Kind) (g *Guest, warm bool
 			return nil, false, context.Cause(ctx)
 		}
 	}
-}
-
-// start boots a machine for a caller.
-func (p *Pool) start(ctx context.Context, kind session.Kind) (*Guest, error) {
-	return p.Make("", func() (*Guest, error) { return p.boot(ctx, kind) })
 }
 
 // Make gives a place on this host to a machine that the caller makes: one from

@@ -193,7 +193,7 @@ func TestCloneIsFreshBeforeItIsReady(t *testing.T) {
 	}
 	g.Agent.Close()
 	got := asked()
-	if len(got) != 2 || !strings.HasPrefix(got[0], "/control/thaw ") || !strings.Contains(got[0], `"fresh":true`) || !strings.HasPrefix(got[1], "/control/state ") {
+	if len(got) != 3 || got[0] != "/control/clock " || !strings.HasPrefix(got[1], "/control/thaw ") || !strings.Contains(got[1], `"fresh":true`) || !strings.HasPrefix(got[2], "/control/state ") {
 		t.Errorf("the agent was asked %q", got)
 	}
 }

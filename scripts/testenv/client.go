@@ -132,6 +132,22 @@ func (c *Client) Try(ctx context.Context, method, path string, body any, header 
 	return Answer{resp.StatusCode, resp.Header, b}, err
 }
 
+// TryInto is Try that gives another status as an error, and decodes the answer
+// into result unless that is nil.
+func (c *Client) TryInto(ctx context.Context, status int, method, path string, body, result any) error {
+	a, err := c.Try(ctx, method, path, body)
+	if err == nil && a.Status != status {
+		err = fmt.Errorf("got %d, want %d: %.600s", a.Status, status, a.Body)
+	}
+	if err == nil && result != nil {
+		err = json.Unmarshal(a.Body, result)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	return nil
+}
+
 // Do is Try that fails the test when there is no answer.
 func (c *Client) Do(method, path string, body any, header ...string) Answer {
 	c.t.Helper()

@@ -34,6 +34,7 @@ const (
 	ControlState  = "/control/state"  // GET → State; with ?wait=1 it answers once Ready or Failed
 	ControlStart  = "/control/start"  // POST Start → 204; once in a machine's life, again is a no-op for the same SessionID
 	ControlFreeze = "/control/freeze" // POST Freeze → 204: customer processes stand still; idempotent
+	ControlClock  = "/control/clock"  // GET → Clock
 	ControlThaw   = "/control/thaw"   // POST Thaw → 204: clock, entropy, identity are mended, then customer processes go on; idempotent
 	ControlExport = "/control/export" // GET → the session's portable state as one stream; the machine must be frozen
 	ControlImport = "/control/import" // POST that stream → 204; once, on a machine that was started with Held
@@ -106,11 +107,17 @@ type Freeze struct {
 	Portable bool `json:"portable,omitempty"`
 }
 
+// Clock is a machine's clock that nobody sets (CLOCK_MONOTONIC), nanoseconds.
+type Clock struct {
+	Monotonic int64 `json:"monotonic"`
+}
+
 // Thaw lets a machine go on, after a restore, a start from a template, or a
 // capture whose operation was aborted.
 type Thaw struct {
-	Now     time.Time `json:"now"`     // the host's clock; the machine's is set to it
-	Entropy []byte    `json:"entropy"` // at least 64 random bytes for the guest kernel's pool, credited
+	Now     time.Time `json:"now"`            // the host's clock; the machine's is set to it
+	AsOf    int64     `json:"asOf,omitempty"` // Clock.Monotonic when Now was true; 0: when the order came
+	Entropy []byte    `json:"entropy"`        // at least 64 random bytes for the guest kernel's pool, credited
 	// Fresh: the memory was cloned from a template, so all that must be unique is
 	// made anew: machine-id, host keys, boot id where possible, seeds of running
 	// processes (Chrome restarts what carries random state), the lineage of

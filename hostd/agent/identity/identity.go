@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// precise is what the clock is left alone within: the host's word was some
-	// milliseconds under way.
+	// precise is what the clock is left alone within: the host's word is no
+	// better than half of the time that comparing the clocks took.
 	precise = 5 * time.Millisecond
 	// tolerable is how far a clock that may not be set may be off in silence.
 	tolerable = 50 * time.Millisecond
@@ -56,6 +56,13 @@ func SetClock(now, asOf time.Time, log *slog.Logger) error {
 		log.Warn("the clock is off and may not be set", "by", off)
 	}
 	return nil
+}
+
+// Monotonic is the machine's clock that nobody sets, as long as the machine lives.
+func Monotonic() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail for a clock that is there
+	return time.Duration(ts.Nano())
 }
 
 // AddEntropy mixes random bytes into the kernel's pool, credits them in full and
