@@ -79,10 +79,10 @@ func (h *Host) notRestored(ctx context.Context, id string, err error) error {
 func (h *Host) restored(ctx context.Context, id string, o hostlink.Restore) (done hostlink.Restored, ok bool, err error) {
 	if s := h.findTarget(id); s != nil {
 		a, err := s.ask(ctx, order{})
-		if err == nil && a.rec.Op.ID != o.OpID {
+		if op := a.rec.Op; err == nil && (op == nil || op.ID != o.OpID) { // nil: it went on meanwhile
 			err = apierr.New(apierr.OperationInProgress, "session %s is restored here for another operation", id).After(time.Second)
 		} else if err == nil {
-			done, ok = *a.rec.Op.Restored, true
+			done, ok = *op.Restored, true
 		}
 		return done, ok, err
 	}
@@ -192,10 +192,10 @@ func (h *Host) remakeMemory(ctx context.Context, rec *Record, o hostlink.Restore
 // has no way out before the verdict.
 func (h *Host) remakePortable(ctx context.Context, rec *Record, o hostlink.Restore) (g *pool.Guest, acquired time.Duration, err error) {
 	began := time.Now()
-	if g, rec.Warm, err = h.pool.Take(ctx, rec.Acquire.Kind); err != nil {
+	if g, rec.Warm, err = h.pool.TakeKept(ctx, rec.Acquire.Kind, o.OpID); err != nil {
 		return nil, 0, err
 	}
-	h.pool.Release(o.OpID) // the waiting machine had a place of its own
+	h.pool.Release(o.OpID) // a waiting machine had a place of its own
 	acquired = time.Since(began)
 	rec.MachineID = g.Machine.ID()
 	return g, acquired, h.refurnish(ctx, g, *rec, o)
