@@ -60,8 +60,11 @@ func (h *Host) TemplateOf(id string) (t hostlink.TemplateOf, err error) {
 	if s == nil {
 		return t, h.gone(id)
 	}
-	kept, ok := s.guest.Machine.(machine.Kept)
-	if !ok {
+	var kept machine.Kept
+	if s.guest != nil {
+		kept = s.kept()
+	}
+	if kept == nil {
 		return t, apierr.New(apierr.NotFound, "session %s has a machine without a template", id)
 	}
 	return hostlink.TemplateOf{Template: kept.TemplateHash()}, nil

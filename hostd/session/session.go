@@ -152,6 +152,8 @@ func (s *live) obey(o order) {
 		s.drain()
 		s.end(*o.end)
 		o.reply <- answer{}
+	case o.drop && s.phase != held: // the verdict came first: it is the session, of a later epoch
+		o.reply <- answer{}
 	case o.drop:
 		o.reply <- answer{err: s.discard(nil)}
 	case o.settings != nil:

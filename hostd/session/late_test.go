@@ -1,0 +1,83 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/session"
+)
+
+// A place that was promised is enough for a move without memory too, also where
+// no machine waits.
+func TestPortableMoveToAHostsLastPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Move, "b", false, true, false)
+		for i := range 7 {
+			if err := all[1].pool.Keep(fmt.Sprint("other", i), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		o.run(t)
+		if !o.committed {
+			t.Error("the move found no place")
+		}
+		for i := range 7 {
+			all[1].pool.Release(fmt.Sprint("other", i))
+		}
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
+
+// An order to drop a target is late once the target has become the session: it
+// was given for the epoch before.
+func TestDropOfATargetThatWentOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Move, "b", true, false, false)
+		o.holder, o.committed = o.from, true
+		if err := errors.Join(o.capture(), o.restore()); err != nil {
+			t.Fatal(err)
+		}
+		target := all[1].host.findTarget("s")
+		o.tell(t, all[1])
+		synctest.Wait()
+		if _, err := target.ask(t.Context(), order{drop: true}); err != nil {
+			t.Error(err)
+		}
+		if all[1].host.find("s") != target || len(all[1].alive()) != 1 {
+			t.Error("the session is gone")
+		}
+		o.tell(t, all[0])
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
+
+// After a reboot a held session has no machine, so none that has a template.
+func TestTemplateOfASessionWithoutAMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Move, "b", true, false, false)
+		if err := o.capture(); err != nil {
+			t.Fatal(err)
+		}
+		a := all[0]
+		a.alive()[0].kill()
+		a.restart()
+		if _, err := a.host.TemplateOf("s"); !apierr.Is(err, apierr.NotFound) {
+			t.Error(err)
+		}
+		if err := a.host.Verdict(t.Context(), "s", hostlink.Verdict{OpID: "op"}); !apierr.Is(err, apierr.SessionNotRunning) {
+			t.Error(err)
+		}
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
