@@ -86,6 +86,8 @@ func (p *pause) look() {
 	case runs:
 		p.message = false
 		p.endSleep()
+	case held: // if it slept, it is being resumed
+		p.endSleep()
 	case asleep:
 		if p.timer == nil {
 			p.timer = time.NewTimer(sleepTime)
@@ -208,7 +210,7 @@ func (c *call) outlast(ctx context.Context, s session.Session) error {
 		switch {
 		case now == gone:
 			return apierr.New(apierr.SessionNotRunning, "the session was paused meanwhile, without its memory")
-		case now == runs:
+		case now == runs || now == held: // if it slept, it is being resumed
 			slept = nil
 		case now == asleep && slept == nil:
 			slept = time.After(sleepTime)

@@ -733,3 +733,41 @@ func TestRequestsOfPausedSessions(t *testing.T) {
 		}
 	}
 }
+
+// The time that a client of a sleeping session has ends with the sleep: a
+// resume under way may take longer than what is left of it.
+func TestSleepEndsWithTheResume(t *testing.T) {
+	old := sleepTime
+	sleepTime = 300 * time.Millisecond
+	t.Cleanup(func() { sleepTime = old })
+	r := newRig(t)
+	v := r.linked(t)
+	under, release := make(chan struct{}), make(chan struct{})
+	r.fake.serve(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path != agentlink.PathFilesWait {
+			echoAgent(make(chan error, 9))(w, req)
+			return
+		}
+		close(under)
+		<-release
+		_, _ = io.WriteString(w, `{"path":"x","size":1}`)
+	})
+	r.fake.book.runs()
+	ws := r.dialWS(connectPath, nil)
+	echo(t, ws, []byte("hello"))
+	waits := make(chan answer, 1)
+	go func() { waits <- r.do("GET", sessionPath("/files/wait?pattern=x"), nil) }()
+	<-under
+	v.freeze(session.Pause)
+	r.fake.book.asleep()
+	r.fake.book.noticed()
+	v.freeze(session.Resume)
+	r.fake.book.noticed()
+	time.Sleep(2 * sleepTime) // a slow resume
+	v.thaw()
+	close(release)
+	echo(t, ws, []byte("still here"))
+	if a := soon(t, "the answer", waits); a.status != 200 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
