@@ -2,11 +2,14 @@ package microvm
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -164,5 +167,54 @@ func TestOneCommandLine(t *testing.T) {
 	})
 	if boot != clone || !strings.Contains(boot, "virtio-blk") {
 		t.Errorf("a boot has\n%s\na clone\n%s", boot, clone)
+	}
+}
+
+// Whoever dials a machine does not wait until its disk layers are merged.
+func TestFrozenDuringAChange(t *testing.T) {
+	m := &vm{}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	said := make(chan bool, 1)
+	go func() { said <- m.Frozen() }()
+	select {
+	case is := <-said:
+		if is {
+			t.Error("frozen")
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("no answer while a change is under way")
+	}
+}
+
+// What a QEMU wrote into its log is not read into memory whole.
+func TestLastWordsOfALongLog(t *testing.T) {
+	d := &Driver{cfg: Config{Home: t.TempDir()}}
+	if err := os.Mkdir(d.dir("a"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	log := filepath.Join(d.dir("a"), logName)
+	if d.lastWords("a") != "" {
+		t.Error("words without a log")
+	}
+	for _, size := range []int64{0, 100, 1 << 28} {
+		if err := errors.Join(os.WriteFile(log, nil, 0o600), os.Truncate(log, size)); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.OpenFile(log, os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString("the end\n"); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		words := d.lastWords("a")
+		runtime.ReadMemStats(&after)
+		if !strings.HasSuffix(words, "the end") || after.TotalAlloc-before.TotalAlloc > 1<<20 {
+			t.Errorf("of %d bytes: %d words' bytes, %d allocated", size, len(words), after.TotalAlloc-before.TotalAlloc)
+		}
 	}
 }

@@ -132,9 +132,18 @@ const maxWords = 8 << 10
 // lastWords is the end of what QEMU and the guest's console said, for errors
 // and logs.
 func (d *Driver) lastWords(id string) string {
-	data, err := os.ReadFile(filepath.Join(d.dir(id), logName))
+	f, err := os.Open(filepath.Join(d.dir(id), logName))
 	if err != nil {
 		return ""
 	}
-	return string(bytes.TrimSpace(data[max(0, len(data)-maxWords):]))
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	// Only the end is read: a QEMU that its guest has taken over may write as
+	// much as a disk.
+	words := make([]byte, min(info.Size(), maxWords))
+	n, _ := f.ReadAt(words, info.Size()-int64(len(words))) // what came of it is enough
+	return string(bytes.TrimSpace(words[:n]))
 }

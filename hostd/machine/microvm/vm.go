@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/berth-dev/berth/hostd/machine"
@@ -27,6 +28,8 @@ type vm struct {
 	state state      // guarded by mu
 	qmp   *monitor   // guarded by mu; nil: to be opened
 
+	frozen atomic.Bool // as the state says, for those who must not wait until a change is through
+
 	done     chan struct{} // closed by watch
 	watched  chan struct{} // closed when watch has returned
 	detached func() error
@@ -41,6 +44,7 @@ var _ machine.Kept = (*vm)(nil)
 func newVM(d *Driver, h machine.Handle, p *cgroup.Process, t *template, s state, q *monitor) *vm {
 	m := &vm{driver: d, handle: h, process: p, template: t, state: s, qmp: q,
 		done: make(chan struct{}), watched: make(chan struct{}), stopped: make(chan struct{})}
+	m.frozen.Store(s.Frozen)
 	m.detached = sync.OnceValue(m.letGo)
 	d.mu.Lock()
 	d.live[h.Spec.ID] = m
@@ -128,11 +132,7 @@ func (m *vm) Promote(context.Context) error {
 }
 
 // Frozen says whether the processors stand still.
-func (m *vm) Frozen() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.state.Frozen
-}
+func (m *vm) Frozen() bool { return m.frozen.Load() }
 
 // change runs f with the machine's control connection. While it runs nothing
 // else changes the machine.
@@ -222,9 +222,15 @@ func (m *vm) agree(ctx context.Context) error {
 	}
 	s, err := settle(ctx, m.qmp, m.dir(), m.state)
 	if err == nil {
-		m.state = s
+		m.remember(s)
 	}
 	return err
+}
+
+// remember takes over a state that is written. The caller holds mu.
+func (m *vm) remember(s state) {
+	m.state = s
+	m.frozen.Store(s.Frozen)
 }
 
 // put writes the state and remembers it.
@@ -232,7 +238,7 @@ func (m *vm) put(s state) error {
 	if err := s.write(m.dir()); err != nil {
 		return err
 	}
-	m.state = s
+	m.remember(s)
 	return nil
 }
 
