@@ -172,7 +172,10 @@ func (f *fakeService) Running(_ context.Context, _ accounts.Caller, id string) (
 
 func (f *fakeService) ConnectURL(session.Session) string { return f.view.URLs.Connect }
 
-func (f *fakeService) WatchEnd(ctx context.Context, _ session.Session) sessions.Ended {
+func (f *fakeService) WatchEnd(ctx context.Context, s session.Session) sessions.Ended {
+	if now, ok, _ := f.book.watch(); ok && s.URLKeyVersion < now.CutBelow {
+		return sessions.Ended{CloseCode: closeRotated, Reason: "rotated", At: t0}
+	}
 	select {
 	case e := <-f.ends:
 		f.ends <- e // for the next watcher

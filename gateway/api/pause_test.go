@@ -60,6 +60,15 @@ func (b *book) open(kind session.OpKind) {
 	b.set(status, &session.Operation{ID: "o", Kind: kind}, true)
 }
 
+// rotated is what RotateURLs with disconnect does.
+func (b *book) rotated() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := *b.s
+	s.URLKeyVersion++
+	s.CutBelow, b.s = s.URLKeyVersion, &s
+}
+
 func (b *book) onAwake(f func() error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -111,8 +120,10 @@ func (f *fakeService) Awake(ctx context.Context, s session.Session) (session.Ses
 	for {
 		now, ok, changed := f.book.watch()
 		switch {
-		case !ok || stands(now) == runs:
+		case !ok:
 			return s, nil
+		case stands(now) == runs:
+			return now, nil
 		case stands(now) != held:
 			f.book.mu.Lock()
 			f.book.woken++
@@ -769,5 +780,23 @@ func TestSleepEndsWithTheResume(t *testing.T) {
 	echo(t, ws, []byte("still here"))
 	if a := soon(t, "the answer", waits); a.status != 200 {
 		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+// A socket is as old as the URL that opened it: URLs that were rotated while it
+// waited for a resume cut it like the others.
+func TestRotatedWhileItWaited(t *testing.T) {
+	r := newRig(t)
+	v := r.linked(t)
+	r.fake.serve(echoAgent(make(chan error, 9)))
+	v.freeze(session.Pause)
+	r.fake.book.asleep()
+	r.fake.book.onAwake(func() error {
+		v.thaw()
+		r.fake.book.rotated()
+		return nil
+	})
+	if ce := closeOf(t, r.dialWS(connectPath, nil)); ce.Code != 1008 || ce.Reason != "rotated" {
+		t.Errorf("the client saw %v", ce)
 	}
 }

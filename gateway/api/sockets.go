@@ -123,10 +123,12 @@ func (c *call) upgrade(s session.Session, path string, looks bool) error {
 	if looks {
 		ready = func(_ context.Context, s session.Session) (session.Session, error) { return c.looking(s) }
 	}
+	opened := s.URLKeyVersion
 	s, err := ready(c.ctx, s)
 	if err != nil {
 		return err
 	}
+	s.URLKeyVersion = opened // the URL's: they may have been rotated meanwhile
 	conn, resp, rest, err := c.reachAgent(s, path)
 	if errors.Is(err, link.ErrLineage) { // moved without its memory in that moment: once more, to the new machine
 		conn, resp, rest, err = c.reachAgent(s, path)
