@@ -175,6 +175,27 @@ func TestMemoryOrPortable(t *testing.T) {
 	wantCode(t, err, apierr.OperationInProgress)
 }
 
+// Snapshots of many pauses do not wait for the next reconciling.
+func TestAPauseDropsTheSnapshotBefore(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	s := r.create()
+	for range 3 {
+		v, err := r.use.Pause(t.Context(), r.caller, s.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "only the newest snapshot is there", func() bool {
+			r.host.mu.Lock()
+			defer r.host.mu.Unlock()
+			return len(r.host.snapshots) == 1 && r.host.snapshots[v.Session.Snapshot.ID]
+		})
+		if _, err := r.use.Resume(t.Context(), r.caller, s.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestResumeElsewhere(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

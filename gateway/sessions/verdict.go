@@ -109,6 +109,9 @@ func (o *operation) committed(now session.Session) {
 		if then != "" {
 			s.tell(ctx, then, now.ID, v)
 		}
+		if old := o.found.Snapshot; old != nil && now.Snapshot != nil && old.ID != now.Snapshot.ID {
+			s.dropSnapshot(ctx, now.ID, *old) // now: reconciling would let those of many pauses pile up
+		}
 		if now.Status == session.Running { // what was changed since the restore began
 			if err := s.tellSettings(ctx, now); err != nil {
 				s.log.Debug("settings are told later", "session", now.ID, "error", err)
@@ -158,7 +161,7 @@ func (s *Service) endAt(ctx context.Context, host string, t hostlink.Tombstone) 
 	}
 }
 
-// dropSnapshot deletes the snapshot of a session that has ended.
+// dropSnapshot deletes a snapshot that its session needs no more.
 func (s *Service) dropSnapshot(ctx context.Context, id string, snap session.Snapshot) {
 	c, err := s.hosts.Client(snap.Host)
 	if err != nil {
