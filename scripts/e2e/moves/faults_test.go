@@ -307,7 +307,7 @@ func TestOperationsAtOnce(t *testing.T) {
 	env := memory.Start(t)
 	chance := rand.New(rand.NewPCG(21, 0))
 	x := newHarmed(t, env)
-	for range soak(3, 30) {
+	for range soak(2, 30) {
 		x.change()
 		moved := x.c.Get(x.id).Moves
 		done := 0
@@ -331,7 +331,7 @@ func TestOperationsAtOnce(t *testing.T) {
 		x.whole("pause and move at once")
 	}
 	for _, what := range []string{"move", "pause", "resume"} {
-		for range soak(2, 20) {
+		for range soak(1, 20) {
 			if what == "resume" {
 				pause(x.c, x.id)
 			}
