@@ -47,7 +47,11 @@ func (d *Driver) adopt(ctx context.Context, h machine.Handle) (*vm, error) {
 }
 
 func (d *Driver) takeOver(ctx context.Context, h machine.Handle, p *cgroup.Process, s state) (*vm, error) {
-	t, err := d.open(ctx, s.Template)
+	made, err := d.store.read(s.Template)
+	if err != nil {
+		return nil, err
+	}
+	t, err := d.openAs(ctx, s.Template, made.CPUClass)
 	if err != nil {
 		return nil, err
 	}

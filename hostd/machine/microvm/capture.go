@@ -32,6 +32,9 @@ func (m *vm) Capture(ctx context.Context) (machine.Capture, error) {
 		if !m.state.Frozen {
 			return errors.New("machine is not frozen")
 		}
+		if err := m.template.meta.isFor(m.driver.class); err != nil {
+			return fmt.Errorf("machine was started by another QEMU or on another processor, and nothing here could restore it: %w", err)
+		}
 		if err := q.saveDevices(ctx, filepath.Join(m.dir(), savedName)); err != nil {
 			return err
 		}

@@ -224,6 +224,44 @@ func TestHolderOutlivesHostd(t *testing.T) {
 	}
 }
 
+// TestAdoptUnderAnotherQEMU: a QEMU that was replaced ends no machine of the one
+// before. Captures of those would fit nothing, so there are none.
+func TestAdoptUnderAnotherQEMU(t *testing.T) {
+	r := machinetest.NewRig(t, subject)
+	m := r.Start(r.Spec())
+	handle, template := m.Handle(), m.(machine.Kept).TemplateHash()
+	r.Restart()
+	d := r.Driver.(*microvm.Driver)
+	class := d.CPUClass()
+	d.SetClass("another")
+	defer d.SetClass(class)
+	adopted, err := d.Adopt(t.Context(), handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := adopted.(machine.Kept)
+	if err := k.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := k.Capture(t.Context()); err == nil {
+		t.Errorf("a capture of class %q", c.CPUClass())
+	}
+	if err := k.Thaw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := adopted.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	spec := r.Spec()
+	spec.Template = template
+	if _, err := d.Template(t.Context(), spec); err == nil {
+		t.Error("a template of another class is taken for a new machine")
+	}
+	r.Stop(adopted)
+}
+
 // holders lists the processes that hold templates for the rig's Home, by which
 // its cgroups are named.
 func holders(t *testing.T, r *machinetest.Rig) string {

@@ -91,6 +91,14 @@ func parseMeta(data []byte, hash string) (m meta, err error) {
 	return m, nil
 }
 
+// isFor says whether a template is for a CPU class.
+func (m meta) isFor(class string) error {
+	if m.CPUClass != class {
+		return fmt.Errorf("it is for %q, this host has %q", m.CPUClass, class)
+	}
+	return nil
+}
+
 func hashOf(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])

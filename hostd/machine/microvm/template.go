@@ -123,8 +123,14 @@ func (d *Driver) agentFile() string { return filepath.Join(d.cfg.AgentLayer, age
 
 // open loads a template, once: every file is read and has to have its hash.
 func (d *Driver) open(ctx context.Context, hash string) (*template, error) {
+	return d.openAs(ctx, hash, d.class)
+}
+
+// openAs is open for a CPU class that need not be this host's any more: a
+// machine that runs does not mind that QEMU was replaced meanwhile.
+func (d *Driver) openAs(ctx context.Context, hash, class string) (*template, error) {
 	if t := d.loaded(hash); t != nil {
-		return t, nil
+		return t, t.meta.isFor(class)
 	}
 	leave, err := d.enter(ctx)
 	if err != nil {
@@ -132,10 +138,10 @@ func (d *Driver) open(ctx context.Context, hash string) (*template, error) {
 	}
 	defer leave()
 	if t := d.loaded(hash); t != nil {
-		return t, nil
+		return t, t.meta.isFor(class)
 	}
-	t, err := d.load(ctx, hash)
-	if err == nil {
+	t, err := d.load(ctx, hash, class)
+	if err == nil && class == d.class { // else nothing starts from it
 		if err = d.prove(ctx, t); err != nil {
 			err = errors.Join(err, t.close()) // its holder stays for the next try
 		}
@@ -155,13 +161,13 @@ func (d *Driver) loaded(hash string) *template {
 	return d.templates[hash]
 }
 
-func (d *Driver) load(ctx context.Context, hash string) (_ *template, err error) {
+func (d *Driver) load(ctx context.Context, hash, class string) (_ *template, err error) {
 	t := &template{hash: hash, device: d.store.path(hash, "device")}
 	if t.meta, err = d.store.read(hash); err != nil {
 		return nil, err
 	}
-	if t.meta.CPUClass != d.class {
-		return nil, fmt.Errorf("it is for %q, this host has %q", t.meta.CPUClass, d.class)
+	if err := t.meta.isFor(class); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
