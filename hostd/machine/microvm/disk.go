@@ -23,7 +23,7 @@ func layerFile(name string) string { return name + ".qcow2" }
 // qemu-img runs once a size; what it made is copied from then on.
 func (s store) emptyImage(ctx context.Context, qemuImg string, size int64) (string, error) {
 	path := filepath.Join(s.dir, "empty", fmt.Sprintf("%d.qcow2", size))
-	if _, err := os.Stat(path); err == nil {
+	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
 		return path, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -34,6 +34,10 @@ func (s store) emptyImage(ctx context.Context, qemuImg string, size int64) (stri
 	out, err := exec.CommandContext(ctx, qemuImg, "create", "-q", "-f", "qcow2", "-o", "compat=1.1,lazy_refcounts=on", half, fmt.Sprint(size)).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("qemu-img: %w: %s (apt-get install qemu-utils)", err, strings.TrimSpace(string(out)))
+	}
+	// It is used for ever: a power failure must not leave its name without its content.
+	if err := syncAll(filepath.Dir(path)); err != nil {
+		return "", err
 	}
 	return path, os.Rename(half, path)
 }

@@ -218,3 +218,27 @@ func TestLastWordsOfALongLog(t *testing.T) {
 		}
 	}
 }
+
+// An empty image that a power failure left without content is made again.
+func TestEmptyImageIsMadeAgain(t *testing.T) {
+	qemuImg, err := exec.LookPath("qemu-img")
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	s := store{t.TempDir()}
+	for range 2 {
+		path, err := s.emptyImage(t.Context(), qemuImg, 64<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+			t.Errorf("%v, %v", info, err)
+		}
+		if err := os.Truncate(path, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
