@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 export HOSTS DRIVER ACCEL
-.PHONY: help run up down demo image build test lint bench generate
+.PHONY: help run up down demo image build test lint bench soak generate
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ build: ## build gateway, hostd, proxyd, berth and agent into bin/
 
 test: ## set up and pass all tests: unit, contract, end to end, real clients
 	@scripts/test.sh
+
+soak: ## the tests of moves, pauses and clones at length: about an hour, not for every change
+	@scripts/soak.sh
 
 lint: ## check gofmt, vet, staticcheck, generated files, shell scripts
 	@scripts/lint.sh

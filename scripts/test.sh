@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs all tests, with the race detector, against real parts; one that is
-# missing fails (CI=true) instead of skipping.
+# missing fails (CI=true) instead of skipping. Arguments go to go test: others
+# than all packages within the usual time.
 # shellcheck source=lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -15,4 +16,5 @@ BERTH_VM_FILES=$(scripts/image/vm.sh --path)
 BERTH_VM_AGENT_LAYER=$(agent_layer "$BIN/race/agent-static")
 
 # -count=1: the cache cannot see image, daemons and kernel.
-go test -race -count=1 -timeout 25m ./...
+[[ $# -gt 0 ]] || set -- -timeout 25m ./...
+go test -race -count=1 "$@"
