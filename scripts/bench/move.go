@@ -12,7 +12,6 @@ import (
 // mover is a browsed session whose client evaluates in a loop.
 type mover struct {
 	api.Session
-	client  *caller
 	ballast bool // its memory is filled anew before each move
 	gaps    samples
 	timings [3]samples // capture, restore, total
@@ -70,19 +69,13 @@ func (b *bench) newMover(ctx context.Context, ballast bool) (*mover, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &mover{Session: s, ballast: ballast}
-	if err = b.work(ctx, s); err == nil {
-		m.client, err = newCaller(ctx, *s.ConnectUrl, dialPlain)
-	}
-	if err != nil {
+	if err := b.work(ctx, s); err != nil {
 		return nil, errors.Join(err, b.stack.release(context.WithoutCancel(ctx), s.Id))
 	}
-	_ = m.client.ws.conn.SetDeadline(time.Now().Add(15 * time.Minute)) // of all the row; a broken one fails the next call
-	return m, nil
+	return &mover{Session: s, ballast: ballast}, nil
 }
 
 func (m *mover) end(b *bench) {
-	m.client.ws.close()
 	_ = b.stack.release(context.Background(), m.Id) // down ends it otherwise
 }
 
@@ -96,11 +89,16 @@ func (b *bench) moveOnce(ctx context.Context, m *mover, counts bool, ballast int
 	if err := settleDown(ctx); err != nil {
 		return err
 	}
+	client, err := newCaller(ctx, *m.ConnectUrl, dialPlain)
+	if err != nil {
+		return err
+	}
+	defer client.ws.close()
 	stop, gap := make(chan struct{}), make(chan error, 1)
 	var longest time.Duration
 	go func() {
 		var err error
-		longest, err = m.evaluateUntil(stop)
+		longest, err = client.evaluateUntil(stop)
 		gap <- err
 	}()
 	moved, err := b.stack.api.Move(ctx, m.Id, api.MoveSession{})
@@ -123,14 +121,14 @@ func (b *bench) moveOnce(ctx context.Context, m *mover, counts bool, ballast int
 
 // evaluateUntil calls without a pause and gives the longest time between two
 // answers.
-func (m *mover) evaluateUntil(stop <-chan struct{}) (longest time.Duration, err error) {
+func (c *caller) evaluateUntil(stop <-chan struct{}) (longest time.Duration, err error) {
 	for last := time.Now(); ; {
 		select {
 		case <-stop:
 			return longest, nil
 		default:
 		}
-		if _, err := m.client.ws.call(m.client.page, "Runtime.evaluate", `{"expression":"1+1","returnByValue":true}`); err != nil {
+		if _, err := c.ws.call(c.page, "Runtime.evaluate", `{"expression":"1+1","returnByValue":true}`); err != nil {
 			return 0, err
 		}
 		now := time.Now()
