@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"sync/atomic"
@@ -268,4 +269,19 @@ func TestReleaseWithoutQuorumDuringAMove(t *testing.T) {
 	wantCode(t, err, apierr.Unavailable)
 	goOn()
 	wantCode(t, <-moved, apierr.Unavailable)
+}
+
+// Without a leader nobody aborts an operation: who waits for it is let go.
+func TestWaitingEndsWithoutALeader(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	s := r.create()
+	op := session.Operation{ID: "op", Kind: session.Move, From: "h1", To: "h2", Epoch: 2, SnapshotID: "op", Deadline: time.Now().Add(50 * time.Millisecond)}
+	if _, err := r.record.OpenOperation(t.Context(), s.ID, op, nil); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err := r.use.Awake(ctx, s)
+	wantCode(t, err, apierr.Unavailable)
 }
