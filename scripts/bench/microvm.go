@@ -114,7 +114,7 @@ func (b *bench) work(ctx context.Context, s api.Session) error {
 		return err
 	}
 	for i := range 2 {
-		url := fmt.Sprintf("data:text/html,<title>%d</title><input id=i><script>for(let i=0;i<150;i++){const p=document.createElement('p');p.textContent='line '+i*%d+' '+Math.random();document.body.append(p)}</script>", i, i+1)
+		url := fmt.Sprintf("data:text/html,<title>%d</title><input id=i><script>for(let i=0;i<60;i++){const p=document.createElement('p');p.textContent='line '+i*%d+' '+Math.random();document.body.append(p)}</script>", i, i+1)
 		if err := ws.open(page, url); err != nil {
 			return err
 		}

@@ -50,11 +50,11 @@ func (b *bench) move(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := interleave(ctx, 1, b.rounds(5, 3), side(delta)); err != nil {
+	if err := interleave(ctx, 1, b.rounds(3, 2), side(delta)); err != nil {
 		return err
 	}
 	steps := fmt.Sprintf("capture %s; thaw %s", capture(), thaw())
-	if err := interleave(ctx, 0, b.rounds(4, 2), side(delta), side(whole)); err != nil {
+	if err := interleave(ctx, 0, b.rounds(3, 2), side(delta), side(whole)); err != nil {
 		return err
 	}
 	b.add(figure{What: "gap of a memory move that a CDP client sees", Beside: fmt.Sprintf("the same with %.0f MB of new memory to carry, as much as the guest uses", used/1e6), Unit: "ms",

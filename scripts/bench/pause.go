@@ -27,7 +27,7 @@ func (b *bench) pause(ctx context.Context) error {
 	}
 	var p pauses
 	side := func(ctx context.Context, counts bool) error { return b.pauseTwice(ctx, counts, &p) }
-	if err := interleave(ctx, 1, b.rounds(5, 2), side); err != nil {
+	if err := interleave(ctx, 0, b.rounds(3, 2), side); err != nil {
 		return err
 	}
 	const mb = 1e6
@@ -121,7 +121,7 @@ func (b *bench) resume(ctx context.Context) error {
 		}
 		return b.stack.release(ctx, other.Id)
 	}
-	if err := interleave(ctx, 1, b.rounds(5, 3), berth, peer); err != nil {
+	if err := interleave(ctx, 1, b.rounds(3, 2), berth, peer); err != nil {
 		return err
 	}
 	b.add(figure{What: "resume to first CDP reply", Beside: "warm create to first CDP reply", Unit: "ms",
