@@ -166,14 +166,16 @@ func (s snapshots) Import(ctx context.Context, sessionID, id string, r io.Reader
 	return explain(s.Store.Import(ctx, snapshot.Ref{ID: id, SessionID: sessionID}, r))
 }
 
-// Delete removes a snapshot of this host. What other hosts have brought to the
-// blob store goes with its session, or by them.
-func (s snapshots) Delete(ctx context.Context, id string) error {
-	info, ok := s.Info(id)
-	if !ok {
+// Delete removes a snapshot. What other hosts have brought to the blob store goes
+// with its session, or by them, or, when they are away, by its name.
+func (s snapshots) Delete(ctx context.Context, id, sessionID string) error {
+	if info, ok := s.Info(id); ok {
+		sessionID = info.SessionID
+	}
+	if sessionID == "" {
 		return nil
 	}
-	return s.Store.Delete(ctx, snapshot.Ref{ID: id, SessionID: info.SessionID})
+	return s.Store.Delete(ctx, snapshot.Ref{ID: id, SessionID: sessionID})
 }
 
 func (s snapshots) Drop(id string) error {

@@ -40,6 +40,7 @@ type fakeHost struct {
 	name      string
 	targets   map[string]hostlink.Status // restored and held, by session
 	snapshots map[string]bool
+	deleted   []string                 // snapshots, as session/id
 	durable   bool                     // whatever is captured reaches the blob store
 	full      bool                     // refuses restores
 	world     *world                   // nil: nobody looks

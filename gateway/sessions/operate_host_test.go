@@ -37,6 +37,7 @@ func (h *fakeHost) serveOperations(mux *http.ServeMux) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		delete(h.snapshots, r.PathValue("id"))
+		h.deleted = append(h.deleted, r.FormValue("session")+"/"+r.PathValue("id"))
 		w.WriteHeader(204)
 	})
 }

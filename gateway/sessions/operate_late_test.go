@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -269,6 +270,24 @@ func TestReleaseWithoutQuorumDuringAMove(t *testing.T) {
 	wantCode(t, err, apierr.Unavailable)
 	goOn()
 	wantCode(t, <-moved, apierr.Unavailable)
+}
+
+// A host that is lost never tells of its snapshots: those that it brought to the
+// blob store go by another.
+func TestSnapshotOfALostHostLeavesTheBlobStore(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	r.paused("s", time.Minute, true)
+	r.hosts.setAway("h1", true)
+	if _, err := r.use.Release(t.Context(), r.caller, "s"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the other host is told", func() bool {
+		h := r.second()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return slices.Equal(h.deleted, []string{"s/snap-s"})
+	})
 }
 
 // Without a leader nobody aborts an operation: who waits for it is let go.

@@ -94,7 +94,7 @@ func (s *Service) compareSnapshots(ctx context.Context, host string, c *hostlink
 			continue
 		}
 		s.log.Info("deleting a snapshot that nothing refers to", "snapshot", id, "host", host)
-		s.deleteSnapshot(ctx, host, c, id)
+		_ = s.deleteSnapshot(ctx, host, c, id, "") // the next inventory has it again
 	}
 	for _, id := range inv.Durable {
 		found, ok := view.SessionOfSnapshot(id)
@@ -107,12 +107,14 @@ func (s *Service) compareSnapshots(ctx context.Context, host string, c *hostlink
 	}
 }
 
-func (s *Service) deleteSnapshot(ctx context.Context, host string, c *hostlink.Client, id string) {
+func (s *Service) deleteSnapshot(ctx context.Context, host string, c *hostlink.Client, id, sessionID string) error {
 	ctx, cancel := context.WithTimeout(ctx, s.pace.tell)
 	defer cancel()
-	if err := c.DeleteSnapshot(ctx, id); err != nil {
+	err := c.DeleteSnapshot(ctx, id, sessionID)
+	if err != nil {
 		s.log.Warn("a snapshot is deleted later", "snapshot", id, "host", host, "error", err)
 	}
+	return err
 }
 
 // needsSnapshot says whether a session needs its snapshot on a host: while it is

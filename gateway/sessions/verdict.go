@@ -161,14 +161,23 @@ func (s *Service) endAt(ctx context.Context, host string, t hostlink.Tombstone) 
 	}
 }
 
-// dropSnapshot deletes a snapshot that its session needs no more.
+// dropSnapshot deletes a snapshot that its session needs no more. While the host
+// that holds it is away, another clears the blob store: the holder may never
+// come back, and no inventory would tell of it.
 func (s *Service) dropSnapshot(ctx context.Context, id string, snap session.Snapshot) {
-	c, err := s.hosts.Client(snap.Host)
-	if err != nil {
-		s.log.Warn("a snapshot is deleted later", "session", id, "snapshot", snap.ID, "host", snap.Host, "error", err)
-		return
+	hosts := []string{snap.Host}
+	for _, h := range s.hosts.List() {
+		if h.Name != snap.Host {
+			hosts = append(hosts, h.Name)
+		}
 	}
-	s.deleteSnapshot(ctx, snap.Host, c, snap.ID)
+	for _, host := range hosts {
+		c, err := s.hosts.Client(host)
+		if err == nil && s.deleteSnapshot(ctx, host, c, snap.ID, id) == nil {
+			return
+		}
+	}
+	s.log.Warn("a snapshot is deleted when its host tells of it", "session", id, "snapshot", snap.ID, "host", snap.Host)
 }
 
 // background does something after the answer, not for long. Run waits for it.

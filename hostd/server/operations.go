@@ -139,7 +139,7 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
-	if err := s.sessions.DeleteSnapshot(r.Context(), r.PathValue("id")); err != nil {
+	if err := s.sessions.DeleteSnapshot(r.Context(), r.PathValue("id"), r.FormValue("session")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

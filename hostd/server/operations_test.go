@@ -56,7 +56,9 @@ func (f *fake) OpenSnapshot(_ context.Context, id string, have []string) (io.Rea
 	return io.NopCloser(strings.NewReader(id + " without " + strings.Join(have, " "))), f.err
 }
 
-func (f *fake) DeleteSnapshot(_ context.Context, id string) error { return f.Ack([]string{id}) }
+func (f *fake) DeleteSnapshot(_ context.Context, id, sessionID string) error {
+	return f.Ack([]string{id, sessionID})
+}
 
 func (f *fake) OpenTemplate(hash string) (io.ReadCloser, error) {
 	if hash != "known" {
@@ -103,7 +105,7 @@ func TestEveryOrderOfAnOperationArrives(t *testing.T) {
 	if b, err := c.Baggage(ctx, "s", "a&b"); err != nil || b.SetupErr != "sa&b" {
 		t.Errorf("Baggage: %+v %v", b, err)
 	}
-	if err := c.DeleteSnapshot(ctx, "snap"); err != nil || f.acked[2] != "snap" {
+	if err := c.DeleteSnapshot(ctx, "snap", "a&b"); err != nil || f.acked[2] != "snap" || f.acked[3] != "a&b" {
 		t.Errorf("DeleteSnapshot: %v %v", err, f.acked)
 	}
 	r, err := c.Snapshot(ctx, "snap", "p1", "p2")

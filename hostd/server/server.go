@@ -43,7 +43,7 @@ type Sessions interface {
 	Verdict(ctx context.Context, id string, v hostlink.Verdict) error
 	Baggage(ctx context.Context, id, snapshotID string) (hostlink.Baggage, error)
 	OpenSnapshot(ctx context.Context, id string, have []string) (io.ReadCloser, error)
-	DeleteSnapshot(ctx context.Context, id string) error
+	DeleteSnapshot(ctx context.Context, id, sessionID string) error
 	OpenTemplate(hash string) (io.ReadCloser, error)
 }
 

@@ -35,8 +35,8 @@ type Snapshots interface {
 	Export(ctx context.Context, id string, have []string) (io.ReadCloser, error)
 	Import(ctx context.Context, sessionID, id string, r io.Reader) error
 	// Delete removes a snapshot, here and in the blob store; that there is none
-	// is no error.
-	Delete(ctx context.Context, id string) error
+	// is no error. Without sessionID one that only the blob store has stays.
+	Delete(ctx context.Context, id, sessionID string) error
 	// DeleteSession removes all of a session's, here and in the blob store.
 	DeleteSession(ctx context.Context, sessionID string) error
 	// Drop removes a snapshot here only.

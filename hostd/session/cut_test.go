@@ -135,7 +135,7 @@ func (m *memSnapshots) LoadPortable(_ context.Context, _, id string, _ []byte) (
 }
 func (m *memSnapshots) Has(id string) bool    { _, err := m.get(id); return err == nil }
 func (m *memSnapshots) Parts(string) []string { return nil }
-func (m *memSnapshots) Drop(id string) error  { return m.Delete(context.Background(), id) }
+func (m *memSnapshots) Drop(id string) error  { return m.Delete(context.Background(), id, "") }
 func (m *memSnapshots) List() (_, _ []string) { return nil, nil }
 func (m *memSnapshots) Export(_ context.Context, id string, _ []string) (io.ReadCloser, error) {
 	return m.LoadPortable(context.Background(), "", id, nil)
@@ -149,7 +149,7 @@ func (m *memSnapshots) Import(ctx context.Context, sessionID, id string, r io.Re
 	return m.put(ctx, "import snapshot", sessionID, id, string(b))
 }
 
-func (m *memSnapshots) Delete(_ context.Context, id string) error {
+func (m *memSnapshots) Delete(_ context.Context, id, _ string) error {
 	return m.cut.do("delete snapshot", func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()

@@ -278,9 +278,9 @@ func (h *Host) OpenSnapshot(ctx context.Context, id string, have []string) (io.R
 	return h.snapshots.Export(ctx, id, have)
 }
 
-// DeleteSnapshot removes a snapshot here and in the blob store.
-func (h *Host) DeleteSnapshot(ctx context.Context, id string) error {
-	return h.snapshots.Delete(ctx, id)
+// DeleteSnapshot removes a session's snapshot here and in the blob store.
+func (h *Host) DeleteSnapshot(ctx context.Context, id, sessionID string) error {
+	return h.snapshots.Delete(ctx, id, sessionID)
 }
 
 // OpenTemplate opens a template for another host.

@@ -178,7 +178,9 @@ func (s *live) gone(out outcome) {
 	}
 	s.awake(grace)
 	if op.Role == hostlink.Source && s.host.snapshots.Has(op.SnapshotID) {
-		s.host.later("a snapshot of no more use", op.SnapshotID, s.host.snapshots.Delete)
+		s.host.later("a snapshot of no more use", op.SnapshotID, func(ctx context.Context, id string) error {
+			return s.host.snapshots.Delete(ctx, id, s.id)
+		})
 	}
 	st := s.status()
 	s.host.tell(hostlink.Notice{Status: &st})

@@ -17,7 +17,7 @@
 //	POST   /v1/sessions/{id}/verdict  Verdict → 204; 404 for an operation that the host does not know
 //	GET    /v1/sessions/{id}/baggage?snapshot=ID → Baggage, for the host that restores the snapshot
 //	GET    /v1/snapshots/{id}?have=   → the snapshot as one stream, for another host, without the parts that it has
-//	DELETE /v1/snapshots/{id}         → 204, also when there is none
+//	DELETE /v1/snapshots/{id}?session= → 204, also when there is none
 //	GET    /v1/templates?recipe=          → MadeTemplate, for another host
 //	GET    /v1/templates/{hash}       → the template as one stream, for another host
 //

@@ -48,10 +48,12 @@ func (c *Client) Baggage(ctx context.Context, id, snapshotID string) (b Baggage,
 	return b, c.do(ctx, http.MethodGet, sessionPath(id, "/baggage?")+url.Values{"snapshot": {snapshotID}}.Encode(), nil, &b)
 }
 
-// DeleteSnapshot removes a snapshot from a host and from the blob store; one
-// that is not there is no error.
-func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
-	return c.do(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(id), nil, nil)
+// DeleteSnapshot removes a snapshot of a session from a host and from the blob
+// store; one that is not there is no error. Without sessionID what only the blob
+// store has stays.
+func (c *Client) DeleteSnapshot(ctx context.Context, id, sessionID string) error {
+	q := url.Values{"session": {sessionID}}
+	return c.do(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(id)+"?"+q.Encode(), nil, nil)
 }
 
 // Snapshot opens a host's snapshot as one stream, without the parts that the
