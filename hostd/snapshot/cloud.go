@@ -145,6 +145,9 @@ func (s *Store) collect(ctx context.Context, sessionID string) error {
 			packs[key] = true
 			continue
 		}
+		if !strings.HasSuffix(key, ".manifest") && !strings.HasSuffix(key, ".claim") {
+			continue // half an object: a store in a folder keeps what a host that died was writing; it goes with the session
+		}
 		p, err := s.fetchManifest(ctx, key)
 		if errors.Is(err, fs.ErrNotExist) { // went meanwhile
 			continue

@@ -93,6 +93,29 @@ func TestDeleteInTheBlobStoreKeepsWhatOthersNeed(t *testing.T) {
 	}
 }
 
+// A host that dies in the middle of an upload to a folder leaves half an object
+// there, under a name of its own. It hinders no removal, and goes with its session.
+func TestRemovalBesideHalfAnObject(t *testing.T) {
+	b := newBucket()
+	s := newStore(t, b)
+	write(t, s, order("a", ""), newMachine(10))
+	durable(t, s, "a")
+	half := folderKey("session") + "0123.pack.18c.tmp"
+	if err := b.Put(t.Context(), half, strings.NewReader("BERTH")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(t.Context(), ref("a")); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, s, b, "a")
+	if keys := b.keys(); !slices.Equal(keys, []string{half}) {
+		t.Errorf("left: %q", keys)
+	}
+	if err := s.DeleteSession(t.Context(), "session"); err != nil || len(b.keys()) != 0 {
+		t.Errorf("%v, left: %q", err, b.keys())
+	}
+}
+
 func gone(t *testing.T, s *Store, b *memBucket, id string) {
 	t.Helper()
 	until(t, id+" is removed", func() bool {
