@@ -28,7 +28,7 @@ build: ## build gateway, hostd, proxyd, berth and agent into bin/
 test: ## set up and pass all tests: unit, contract, end to end, real clients
 	@scripts/test.sh
 
-soak: ## the tests of moves, pauses and clones at length: about an hour, not for every change
+soak: ## the tests of moves, pauses and clones at length, not for every change
 	@scripts/soak.sh
 
 lint: ## check gofmt, vet, staticcheck, generated files, shell scripts

@@ -90,7 +90,7 @@ func TestThePausedLifetime(t *testing.T) {
 	}
 	asked := time.Now()
 	paused := pause(c, s.Id)
-	left := s.ExpiresAt.Sub(time.Now())
+	left := time.Until(s.ExpiresAt)
 	if want := asked.Add(30 * 24 * time.Hour); !near(paused.ExpiresAt, want) {
 		t.Errorf("paused it expires %s, want %s", paused.ExpiresAt, want)
 	}
