@@ -263,7 +263,7 @@ func (c *call) agentError(s session.Session, err error) error {
 		return err
 	}
 	if errors.Is(err, link.ErrLineage) {
-		return apierr.Wrap(err, apierr.Unavailable, "the session went on with a fresh machine meanwhile; what ran on the old one did not")
+		return apierr.Wrap(err, apierr.Unavailable, "the session went on with a fresh machine meanwhile; what ran on the old one did not: see what it left, and try again")
 	}
 	if _, ended := c.srv.cfg.Service.Running(c.ctx, accounts.Caller{ProjectID: s.ProjectID}, s.ID); apierr.Is(ended, apierr.SessionNotRunning) {
 		return ended

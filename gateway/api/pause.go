@@ -209,7 +209,7 @@ func (c *call) outlast(ctx context.Context, s session.Session) error {
 		now, changed := m.now()
 		switch {
 		case now == gone:
-			return apierr.New(apierr.SessionNotRunning, "the session was paused meanwhile, without its memory")
+			return apierr.New(apierr.SessionNotRunning, "the session was paused meanwhile, without its memory: what this waited for is gone; try again, which resumes it")
 		case now == runs || now == held: // if it slept, it is being resumed
 			slept = nil
 		case now == asleep && slept == nil:
@@ -219,7 +219,7 @@ func (c *call) outlast(ctx context.Context, s session.Session) error {
 		case <-ctx.Done():
 			return nil
 		case <-slept:
-			return apierr.New(apierr.SessionNotRunning, "the session has been paused for %s", sleepTime)
+			return apierr.New(apierr.SessionNotRunning, "the session has been paused for %s; try again, which resumes it", sleepTime)
 		case <-changed:
 		}
 	}
