@@ -98,6 +98,8 @@ func (h *Host) adoptOne(ctx context.Context, revive Revive, current Current, han
 		return h.adoptHeld(guest, *rec)
 	case rec == nil && frozen(guest): // made from a capture, and hostd died before it was anybody's
 		return h.adoptUseless(guest, nil, errors.New("frozen"))
+	case rec == nil && !h.templateOfToday(guest):
+		return h.adoptUseless(guest, nil, errors.New("its template is not the one of today"))
 	}
 	sctx, cancel := context.WithTimeoutCause(ctx, stateTime, fmt.Errorf("no answer within %s", stateTime))
 	defer cancel()
@@ -126,6 +128,17 @@ func (h *Host) adoptOne(ctx context.Context, revive Revive, current Current, han
 func frozen(g *pool.Guest) bool {
 	k, ok := g.Machine.(machine.Kept)
 	return ok && k.Frozen()
+}
+
+// templateOfToday says whether a waiting machine was started from the template
+// that new ones are: of an earlier QEMU's, its memory could not be captured.
+func (h *Host) templateOfToday(g *pool.Guest) bool {
+	k, ok := g.Machine.(machine.Kept)
+	if !ok || h.keeper == nil {
+		return true
+	}
+	recipe, err := h.keeper.Recipe(k.Handle().Spec)
+	return err == nil && h.keeper.Made(recipe) == k.TemplateHash()
 }
 
 // adoptHeld goes on with an operation. Before the answer to its order is in the

@@ -81,3 +81,24 @@ func TestTemplateOfASessionWithoutAMachine(t *testing.T) {
 		}
 	})
 }
+
+// A machine that waits is a clone of a template. When that is not today's any
+// more, since QEMU was replaced, no session gets it.
+func TestWaitingCloneOfAnOlderTemplateIsEnded(t *testing.T) {
+	for _, made := range []string{"template", "another"} {
+		synctest.Test(t, func(t *testing.T) {
+			w := worlds(t, true, "a")[0]
+			if _, err := w.boot(t.Context(), session.Shell); err != nil {
+				t.Fatal(err)
+			}
+			w.made = made
+			w.restart()
+			synctest.Wait()
+			waits := w.pool.Ready()[session.Shell]
+			if today := made == "template"; today != (waits == 1) || today != (len(w.alive()) == 1) {
+				t.Errorf("today's is %s: %d wait, %d live", made, waits, len(w.alive()))
+			}
+			w.end()
+		})
+	}
+}

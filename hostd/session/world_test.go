@@ -24,7 +24,8 @@ import (
 type world struct {
 	t      *testing.T
 	name   string
-	keeps  bool // the driver keeps memory
+	keeps  bool   // the driver keeps memory
+	made   string // hash of the template of today, where it keeps memory
 	cut    *cut
 	book   *memBook
 	events *memEvents
@@ -43,7 +44,7 @@ func worlds(t *testing.T, keeps bool, names ...string) []*world {
 	all := map[string]*world{}
 	var list []*world
 	for _, name := range names {
-		w := &world{t: t, name: name, keeps: keeps, cut: &cut{}, book: newMemBook(), events: newMemEvents(), snaps: newMemSnapshots(), others: all}
+		w := &world{t: t, name: name, keeps: keeps, made: "template", cut: &cut{}, book: newMemBook(), events: newMemEvents(), snaps: newMemSnapshots(), others: all}
 		w.book.cut, w.snaps.cut, w.events.cut = w.cut, w.cut, w.cut
 		all[name] = w
 		list = append(list, w)
@@ -53,10 +54,15 @@ func worlds(t *testing.T, keeps bool, names ...string) []*world {
 }
 
 // fakeKeeper is a driver of which only the templates count.
-type fakeKeeper struct{ machine.Keeper }
+type fakeKeeper struct {
+	machine.Keeper
+	made string // of the one recipe
+}
 
 func (fakeKeeper) Name() string                                               { return "fake" }
 func (fakeKeeper) CPUClass() string                                           { return "c" }
+func (fakeKeeper) Recipe(machine.Spec) (string, error)                        { return "recipe", nil }
+func (k fakeKeeper) Made(string) string                                       { return k.made }
 func (fakeKeeper) HasTemplate(string) bool                                    { return true }
 func (fakeKeeper) Template(_ context.Context, s machine.Spec) (string, error) { return s.Template, nil }
 
@@ -78,7 +84,7 @@ func (w *world) start() {
 			return func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }
 		}}
 	if w.keeps {
-		cfg.Keeper = fakeKeeper{}
+		cfg.Keeper = fakeKeeper{made: w.made}
 	}
 	w.host = NewHost(cfg)
 	if err := w.host.Adopt(w.t.Context(), w.revive, func(machine.Spec) bool { return true }); err != nil {
