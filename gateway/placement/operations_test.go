@@ -419,6 +419,11 @@ func TestTargets(t *testing.T) {
 			t.Errorf("resume of %+v: %s, %v", c.snap, hostNames(got), err)
 		}
 	}
+	s.StrictRegion = true
+	s.Snapshot = &session.Snapshot{Host: "oci"}
+	if got, err := ResumeTargets(hosts, s); hostNames(got) != "oci other here twin" || err != nil {
+		t.Errorf("a session that keeps its region may go to %s, %v", hostNames(got), err)
+	}
 }
 
 func hostNames(hosts []Host) string {

@@ -70,7 +70,8 @@ func checkWish(hosts []Host, host, region string) error {
 
 // ResumeTargets orders the hosts that may resume a paused session, best first:
 // the one that holds its snapshot, then those of its region. Away from the
-// holder the snapshot has to come from it, or from the blob store. unavailable:
+// holder the snapshot has to come from it, or from the blob store. A session
+// created with strictRegion stays in its region. unavailable:
 // it can come from neither now; no_capacity: no host that fits has room.
 func ResumeTargets(hosts []Host, s session.Session) ([]Host, error) {
 	snap := *s.Snapshot
@@ -79,7 +80,7 @@ func ResumeTargets(hosts []Host, s session.Session) ([]Host, error) {
 	}
 	var fit []Host
 	for _, h := range hosts {
-		if h.Free > 0 && h.fits(snap) {
+		if h.Free > 0 && h.fits(snap) && (!s.StrictRegion || h.Region == s.Region) {
 			fit = append(fit, h)
 		}
 	}

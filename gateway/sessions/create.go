@@ -68,7 +68,7 @@ func (s *Service) draft(caller accounts.Caller, req CreateRequest, host placemen
 		KeepAlive: req.KeepAlive, Timeout: req.Timeout, Viewport: req.Viewport, UserMetadata: req.UserMetadata,
 		Captcha: req.Captcha, Status: session.Running, CreatedAt: now, StartedAt: now,
 		ExpiresAt: session.Expiry(now, req.Timeout), Host: host.Name, Epoch: 1, URLKeyVersion: 1, SettingsVersion: 1,
-		RunningSince: now, Key: newKey()}
+		RunningSince: now, Key: newKey(), StrictRegion: req.StrictRegion && req.Region != ""}
 	if len(req.Setup) > 0 {
 		d.SetupStatus = session.SetupRunning
 	}

@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -210,6 +211,7 @@ type fakeHosts struct {
 	hosts   map[string]*fakeHost
 	away    map[string]bool
 	class   map[string]string // CPU class by host
+	region  map[string]string // by host; else local
 	changed chan struct{}
 	secret  *trust.Secret
 	prefer  string // host with the most warm machines; empty: the longest name
@@ -228,7 +230,7 @@ func (f *fakeHosts) List() (out []placement.Host) {
 	defer f.mu.Unlock()
 	for name := range f.hosts {
 		if !f.away[name] {
-			out = append(out, placement.Host{Name: name, Region: "local", Driver: "fake", CPUClass: f.class[name], Addr: strings.TrimPrefix(f.hosts[name].server.URL, "http://"),
+			out = append(out, placement.Host{Name: name, Region: cmp.Or(f.region[name], "local"), Driver: "fake", CPUClass: f.class[name], Addr: strings.TrimPrefix(f.hosts[name].server.URL, "http://"),
 				Free: 10, Warm: map[session.Kind]int{session.Browser: f.warm(name)}})
 		}
 	}
@@ -243,6 +245,12 @@ func (f *fakeHosts) setAway(name string, away bool) {
 	f.away[name] = away
 	close(f.changed)
 	f.changed = make(chan struct{})
+}
+
+func (f *fakeHosts) setRegion(name, region string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.region[name] = region
 }
 
 func (f *fakeHosts) Client(name string) (*hostlink.Client, error) {
@@ -322,7 +330,7 @@ func newRig(t *testing.T) *rig {
 	plan, _ := record.View().Plan("Free")
 	host := newFakeHost(t)
 	r := &rig{t: t, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
-		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, changed: make(chan struct{}), secret: trust.New(), forgot: map[string]int{}}}
+		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, region: map[string]string{}, changed: make(chan struct{}), secret: trust.New(), forgot: map[string]int{}}}
 	r.use = New(Config{PublicURL: "https://berth.example.com", Sizes: session.DefaultSizes, Prices: session.DefaultPrices,
 		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour, Name: "g", OperationDeadline: 10 * time.Second}, record, r.hosts, slog.New(slog.DiscardHandler))
 	return r

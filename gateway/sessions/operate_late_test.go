@@ -304,3 +304,32 @@ func TestWaitingEndsWithoutALeader(t *testing.T) {
 	_, err := r.use.Awake(ctx, s)
 	wantCode(t, err, apierr.Unavailable)
 }
+
+// A session created with strictRegion is not resumed in another region, however
+// full its own is.
+func TestStrictRegionOutlivesAPause(t *testing.T) {
+	t.Parallel()
+	for strict, want := range map[bool]string{true: "", false: "h2"} {
+		r := twoHosts(t)
+		req := request()
+		req.Region, req.StrictRegion = "local", strict
+		v, _, err := r.use.Create(t.Context(), r.caller, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.use.Pause(t.Context(), r.caller, v.Session.ID); err != nil {
+			t.Fatal(err)
+		}
+		r.hosts.setRegion("h2", "far")
+		r.host.mu.Lock()
+		r.host.full = true
+		r.host.mu.Unlock()
+		v, err = r.use.Resume(t.Context(), r.caller, v.Session.ID)
+		if strict {
+			wantCode(t, err, apierr.NoCapacity)
+		}
+		if v.Session.Host != want {
+			t.Errorf("strict %v: resumed at %q, %v", strict, v.Session.Host, err)
+		}
+	}
+}

@@ -93,6 +93,7 @@ type Session struct {
 	ID           string          `json:"id"` // UUID
 	ProjectID    string          `json:"projectId"`
 	Region       string          `json:"region"`
+	StrictRegion bool            `json:"strictRegion,omitempty"` // only a move that asks for another leaves Region
 	Kind         Kind            `json:"kind"`
 	KeepAlive    bool            `json:"keepAlive"`
 	Timeout      int             `json:"timeout"` // total running seconds
