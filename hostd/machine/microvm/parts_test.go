@@ -2,7 +2,9 @@ package microvm
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -240,5 +242,31 @@ func TestEmptyImageIsMadeAgain(t *testing.T) {
 		if err := os.Truncate(path, 0); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A template that this host would file under another name than the one asked
+// for is refused, and nothing of it stays.
+func TestTemplateWithAStrangeDescription(t *testing.T) {
+	d := &Driver{store: store{t.TempDir()}, building: make(chan struct{}, 1), cfg: Config{Boot: t.TempDir()}}
+	d.building <- struct{}{}
+	nothing := part{0, newSum(0).String()}
+	plain, err := json.Marshal(meta{Version: metaVersion, Recipe: hashOf(nil), RAM: nothing, Device: nothing, Top: nothing, Base: nothing})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := bytes.Repeat([]byte{0xff}, 4*8) // of four empty files
+	for _, c := range []struct {
+		line  string
+		taken bool
+	}{{string(plain), true}, {`{"more":1,` + string(plain[1:]), false}} {
+		hash := hashOf([]byte(c.line))
+		err := d.AddTemplate(t.Context(), hash, io.MultiReader(strings.NewReader(c.line+"\n"), bytes.NewReader(ends)))
+		if (err == nil) != c.taken || d.HasTemplate(hash) != c.taken {
+			t.Errorf("%s: %v, here: %v", c.line, err, d.HasTemplate(hash))
+		}
+	}
+	if left, err := filepath.Glob(d.store.dir + "/*/meta.json"); err != nil || len(left) != 1 {
+		t.Errorf("%q, %v", left, err)
 	}
 }

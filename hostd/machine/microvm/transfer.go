@@ -3,6 +3,7 @@ package microvm
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -79,6 +80,9 @@ func (d *Driver) receive(r *patient, dir, hash string) (meta, error) {
 	m, err := parseMeta(line[:len(line)-1], hash)
 	if err != nil {
 		return meta{}, err
+	}
+	if again, err := json.Marshal(m); err != nil || hashOf(again) != hash { // it would get another name here
+		return meta{}, errors.New("description with more in it than this host knows")
 	}
 	for _, c := range m.contents() {
 		to := filepath.Join(dir, c.name)
