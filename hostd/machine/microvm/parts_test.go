@@ -266,6 +266,13 @@ func TestTemplateWithAStrangeDescription(t *testing.T) {
 			t.Errorf("%s: %v, here: %v", c.line, err, d.HasTemplate(hash))
 		}
 	}
+	other := hashOf([]byte("another recipe"))
+	if err := d.SetMade(other, hashOf(plain)); err == nil || d.Made(other) != "" {
+		t.Errorf("taken for another recipe's: %v, %q", err, d.Made(other))
+	}
+	if err := d.SetMade(hashOf(nil), hashOf(plain)); err != nil || d.Made(hashOf(nil)) != hashOf(plain) {
+		t.Error(err)
+	}
 	if left, err := filepath.Glob(d.store.dir + "/*/meta.json"); err != nil || len(left) != 1 {
 		t.Errorf("%q, %v", left, err)
 	}

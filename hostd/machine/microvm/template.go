@@ -102,6 +102,13 @@ func (d *Driver) SetMade(recipe, hash string) error {
 	if !d.store.has(hash) {
 		return fmt.Errorf("template %.12q is not on this host", hash)
 	}
+	m, err := d.store.read(hash)
+	if err != nil {
+		return err
+	}
+	if m.Recipe != recipe { // a host that says otherwise would keep this one from ever making its own
+		return fmt.Errorf("template %.12s is by recipe %.12q, not %.12q", hash, m.Recipe, recipe)
+	}
 	return d.store.setIndex(recipe, hash)
 }
 
