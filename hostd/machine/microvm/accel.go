@@ -51,7 +51,7 @@ func (a accelerator) params() string {
 	if a.name == KVM {
 		return ""
 	}
-	return fmt.Sprintf(" tsc_early_khz=%d lpj=4000000 no_timer_check", a.khz)
+	return fmt.Sprintf(" tsc_early_khz=%d tsc=reliable lpj=4000000 no_timer_check", a.khz)
 }
 
 // overhead is what QEMU needs beside the guest's memory, bytes.
