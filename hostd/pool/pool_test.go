@@ -107,8 +107,10 @@ func (y *yard) balanced(t *testing.T, live int) {
 	}
 }
 
-func start(t *testing.T, cfg Config) (*Pool, *yard, func()) {
-	y := &yard{}
+func start(t *testing.T, cfg Config) (*Pool, *yard, func()) { return startOn(t, &yard{}, cfg) }
+
+// startOn is start on a yard that is as a test wants it from the first boot on.
+func startOn(t *testing.T, y *yard, cfg Config) (*Pool, *yard, func()) {
 	p := New(cfg, y.boot, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -218,10 +220,8 @@ func TestFullHostMakesRoomFromWaitingMachines(t *testing.T) {
 
 func TestFailedBootsDoNotSpinNorLeak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, y, stop := start(t, Config{Target: map[session.Kind]int{session.Shell: 1}, Parallel: 1, MaxTotal: 2})
-		y.mu.Lock()
-		y.fail = errors.New("broken image")
-		y.mu.Unlock()
+		p, y, stop := startOn(t, &yard{fail: errors.New("broken image")},
+			Config{Target: map[session.Kind]int{session.Shell: 1}, Parallel: 1, MaxTotal: 2})
 		time.Sleep(time.Minute)
 		y.mu.Lock()
 		if y.failed < 5 || y.failed > 25 {

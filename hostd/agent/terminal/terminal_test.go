@@ -114,7 +114,8 @@ func TestTerminal(t *testing.T) {
 	u.input("echo \"<$(stty size)>\"; echo ok >$(tty)\n")
 	u.sees("<45 123>")
 	u.sees("ok")
-	u.input("echo go-$((1+1)); sleep 1000\n")
+	// One process tells and then sleeps: told, it has the terminal, and not bash.
+	u.input("sh -c 'echo go-$((1+1)); exec sleep 1000'\n")
 	u.sees("go-2")
 	u.input("\x03")
 	u.input("echo after $((6*7)) ünï\n")
