@@ -36,7 +36,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m, memory, portable)) }
 
 // soak is how much of something a test does: little in make test, much in make
 // soak, which sets BERTH_SOAK.
-func soak[T any](little, much T) T {
+func soak(little, much int) int {
 	if os.Getenv("BERTH_SOAK") != "" {
 		return much
 	}
