@@ -38,6 +38,7 @@ const (
 	ControlThaw   = "/control/thaw"   // POST Thaw → 204: clock, entropy, identity are mended, then customer processes go on; idempotent
 	ControlExport = "/control/export" // GET → the session's portable state as one stream; the machine must be frozen
 	ControlImport = "/control/import" // POST that stream → 204; once, on a machine that was started with Held
+	ControlProxy  = "/control/proxy"  // POST Proxy → 204: for shells, terminals and commands started from now on; idempotent
 	ControlEvents = "/control/events" // GET ?after=N → endless NDJSON of Notice with N greater than after
 )
 
@@ -99,6 +100,14 @@ type Start struct {
 	Setup     []string          `json:"setup,omitempty"` // run in order in the default shell
 	// Held: the customer gets nothing to run before a Thaw; an Import comes first.
 	Held bool `json:"held,omitempty"`
+	// Proxy: the shell is told of the session's egress listener from the start.
+	Proxy Proxy `json:"proxy"`
+}
+
+// Proxy says whether programs of the shell are told of the egress listener by
+// their environment (HTTP_PROXY and its kin).
+type Proxy struct {
+	Shell bool `json:"shell,omitempty"`
 }
 
 // Freeze stops the customer's processes before a capture. Portable leaves Chrome

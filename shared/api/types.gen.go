@@ -40,6 +40,7 @@ const (
 	ErrorCodeProxyUnavailable     ErrorCode = "proxy_unavailable"
 	ErrorCodeRangeNotSatisfiable  ErrorCode = "range_not_satisfiable"
 	ErrorCodeSessionNotRunning    ErrorCode = "session_not_running"
+	ErrorCodeSpendLimit           ErrorCode = "spend_limit"
 	ErrorCodeTimeout              ErrorCode = "timeout"
 	ErrorCodeTooLarge             ErrorCode = "too_large"
 	ErrorCodeUnauthorized         ErrorCode = "unauthorized"
@@ -74,6 +75,8 @@ func (e ErrorCode) Valid() bool {
 	case ErrorCodeRangeNotSatisfiable:
 		return true
 	case ErrorCodeSessionNotRunning:
+		return true
+	case ErrorCodeSpendLimit:
 		return true
 	case ErrorCodeTimeout:
 		return true
@@ -191,6 +194,81 @@ func (e PatchSessionCaptcha) Valid() bool {
 	}
 }
 
+// Defines values for PricingCurrency.
+const (
+	PricingCurrencyUSD PricingCurrency = "USD"
+)
+
+// Valid indicates whether the value is a known member of the PricingCurrency enum.
+func (e PricingCurrency) Valid() bool {
+	switch e {
+	case PricingCurrencyUSD:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ProxyRuleIp.
+const (
+	ProxyRuleIpRotating ProxyRuleIp = "rotating"
+	ProxyRuleIpSticky   ProxyRuleIp = "sticky"
+)
+
+// Valid indicates whether the value is a known member of the ProxyRuleIp enum.
+func (e ProxyRuleIp) Valid() bool {
+	switch e {
+	case ProxyRuleIpRotating:
+		return true
+	case ProxyRuleIpSticky:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ProxyRuleScope.
+const (
+	ProxyRuleScopeAll     ProxyRuleScope = "all"
+	ProxyRuleScopeBrowser ProxyRuleScope = "browser"
+)
+
+// Valid indicates whether the value is a known member of the ProxyRuleScope enum.
+func (e ProxyRuleScope) Valid() bool {
+	switch e {
+	case ProxyRuleScopeAll:
+		return true
+	case ProxyRuleScopeBrowser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ProxyRuleType.
+const (
+	ProxyRuleTypeCustom      ProxyRuleType = "custom"
+	ProxyRuleTypeDatacenter  ProxyRuleType = "datacenter"
+	ProxyRuleTypeNone        ProxyRuleType = "none"
+	ProxyRuleTypeResidential ProxyRuleType = "residential"
+)
+
+// Valid indicates whether the value is a known member of the ProxyRuleType enum.
+func (e ProxyRuleType) Valid() bool {
+	switch e {
+	case ProxyRuleTypeCustom:
+		return true
+	case ProxyRuleTypeDatacenter:
+		return true
+	case ProxyRuleTypeNone:
+		return true
+	case ProxyRuleTypeResidential:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for SessionCaptcha.
 const (
 	SessionCaptchaAsk    SessionCaptcha = "ask"
@@ -284,8 +362,10 @@ type CreateSession struct {
 	Captcha   *Captcha    `json:"captcha,omitempty"`
 	Context   interface{} `json:"context,omitempty"`
 	KeepAlive *bool       `json:"keepAlive,omitempty"`
-	Proxy     interface{} `json:"proxy,omitempty"`
-	Region    *string     `json:"region,omitempty"`
+
+	// Proxy true (a sticky residential proxy in the US), one proxy, or a list of up to 10 rules of which the first that matches a connection's host name serves it; a connection that none matches goes straight out.
+	Proxy  *ProxySetting `json:"proxy,omitempty"`
+	Region *string       `json:"region,omitempty"`
 
 	// Setup Commands run in order in the shell at start.
 	Setup *[]string `json:"setup,omitempty"`
@@ -464,8 +544,10 @@ type MoveSession struct {
 type PatchSession struct {
 	Captcha   *PatchSessionCaptcha `json:"captcha,omitempty"`
 	KeepAlive *bool                `json:"keepAlive,omitempty"`
-	Proxy     interface{}          `json:"proxy,omitempty"`
-	Timeout   *int                 `json:"timeout,omitempty"`
+
+	// Proxy As at create; null removes the proxy.
+	Proxy   *json.RawMessage `json:"proxy,omitempty"`
+	Timeout *int             `json:"timeout,omitempty"`
 
 	// UserMetadata Any JSON object, kept as it is.
 	UserMetadata *UserMetadata `json:"userMetadata,omitempty"`
@@ -484,6 +566,56 @@ type PathSize struct {
 	Path string `json:"path"`
 	Size int64  `json:"size"`
 }
+
+// Pricing US dollars; null while to be announced.
+type Pricing struct {
+	BrowserHour      float64         `json:"browserHour"`
+	Currency         PricingCurrency `json:"currency"`
+	CustomPerGb      *float64        `json:"customPerGb"`
+	DatacenterPerGb  *float64        `json:"datacenterPerGb"`
+	GibHour          float64         `json:"gibHour"`
+	ResidentialPerGb *float64        `json:"residentialPerGb"`
+	VcpuHour         float64         `json:"vcpuHour"`
+}
+
+// PricingCurrency defines model for Pricing.Currency.
+type PricingCurrency string
+
+// ProxyRule One proxy as the API shows it. Fields that were not given and have no default are left out.
+type ProxyRule struct {
+	// City Residential.
+	City *string `json:"city,omitempty"`
+
+	// Country ISO 3166-1; residential and datacenter.
+	Country *string `json:"country,omitempty"`
+
+	// DomainPattern RE2, tested against the host name, without anchors and case.
+	DomainPattern *string         `json:"domainPattern,omitempty"`
+	Ip            *ProxyRuleIp    `json:"ip,omitempty"`
+	Scope         *ProxyRuleScope `json:"scope,omitempty"`
+
+	// Server Custom: http://host:port or https://host:port.
+	Server *string `json:"server,omitempty"`
+
+	// State Residential.
+	State *string `json:"state,omitempty"`
+
+	// Type none (straight out) stands in lists only.
+	Type     ProxyRuleType `json:"type"`
+	Username *string       `json:"username,omitempty"`
+}
+
+// ProxyRuleIp defines model for ProxyRule.Ip.
+type ProxyRuleIp string
+
+// ProxyRuleScope defines model for ProxyRule.Scope.
+type ProxyRuleScope string
+
+// ProxyRuleType none (straight out) stands in lists only.
+type ProxyRuleType string
+
+// ProxySetting true (a sticky residential proxy in the US), one proxy, or a list of up to 10 rules of which the first that matches a connection's host name serves it; a connection that none matches goes straight out.
+type ProxySetting = json.RawMessage
 
 // ReleasedList defines model for ReleasedList.
 type ReleasedList struct {
@@ -520,9 +652,11 @@ type Session struct {
 	LiveUrl    string                  `json:"liveUrl"`
 	Moves      int                     `json:"moves"`
 	ProjectId  string                  `json:"projectId"`
-	Proxy      *map[string]interface{} `json:"proxy"`
-	Region     string                  `json:"region"`
-	SetupError *string                 `json:"setupError,omitempty"`
+
+	// Proxy The setting with defaults filled in, one proxy or a list; never a password.
+	Proxy      *json.RawMessage `json:"proxy"`
+	Region     string           `json:"region"`
+	SetupError *string          `json:"setupError,omitempty"`
 
 	// SetupStatus Present when setup was given.
 	SetupStatus *SessionSetupStatus `json:"setupStatus,omitempty"`
@@ -569,6 +703,39 @@ type ShellName = string
 // Status defines model for Status.
 type Status string
 
+// Usage What the project used in a window.
+type Usage struct {
+	// BrowserSeconds Running time of browser-only sessions.
+	BrowserSeconds float64 `json:"browserSeconds"`
+
+	// ByDay Days (UTC) of the window on which something was used, in order.
+	ByDay []struct {
+		CostUsd float64 `json:"costUsd"`
+		Date    string  `json:"date"`
+		Seconds float64 `json:"seconds"`
+	} `json:"byDay"`
+
+	// CostUsd Running time and proxy data.
+	CostUsd float64 `json:"costUsd"`
+
+	// Proxy Proxy data, 1 GB being 1,000,000,000 bytes, both directions. A session's data counts in the UTC hours in which it went.
+	Proxy struct {
+		CostUsd       float64 `json:"costUsd"`
+		CustomGb      float64 `json:"customGb"`
+		DatacenterGb  float64 `json:"datacenterGb"`
+		ResidentialGb float64 `json:"residentialGb"`
+	} `json:"proxy"`
+
+	// SandboxGibSeconds GiB of memory times running time of sessions with a shell.
+	SandboxGibSeconds float64 `json:"sandboxGibSeconds"`
+
+	// SandboxVcpuSeconds vCPUs times running time of sessions with a shell.
+	SandboxVcpuSeconds float64 `json:"sandboxVcpuSeconds"`
+
+	// Sessions Sessions that ran within the window.
+	Sessions int `json:"sessions"`
+}
+
 // UserMetadata Any JSON object, kept as it is.
 type UserMetadata = json.RawMessage
 
@@ -607,6 +774,9 @@ type OperationRefused = Error
 
 // OperationUndone defines model for OperationUndone.
 type OperationUndone = Error
+
+// PaymentRequired defines model for PaymentRequired.
+type PaymentRequired = Error
 
 // PlanLimit defines model for PlanLimit.
 type PlanLimit = Error
@@ -746,6 +916,15 @@ type WaitForFileParams struct {
 type OpenTerminalParams struct {
 	// Token The signed URL's token; without a good one the answer is 401.
 	Token *Token `form:"token,omitempty" json:"token,omitempty"`
+}
+
+// UsageParams defines parameters for Usage.
+type UsageParams struct {
+	// From Begin of the window, ISO 8601; default the begin of this month (UTC).
+	From *time.Time `form:"from,omitempty" json:"from,omitempty"`
+
+	// To End of the window, ISO 8601, not included; default now.
+	To *time.Time `form:"to,omitempty" json:"to,omitempty"`
 }
 
 // CreateSessionJSONRequestBody defines body for CreateSession for application/json ContentType.

@@ -31,6 +31,7 @@ const (
 	UnsupportedMediaType Code = "unsupported_media_type"
 	RangeNotSatisfiable  Code = "range_not_satisfiable"
 	ConcurrencyLimit     Code = "concurrency_limit"
+	SpendLimit           Code = "spend_limit"
 	Canceled             Code = "canceled"
 	Internal             Code = "internal"
 	NoCapacity           Code = "no_capacity"
@@ -52,6 +53,7 @@ var statuses = map[Code]int{
 	UnsupportedMediaType: http.StatusUnsupportedMediaType,
 	RangeNotSatisfiable:  http.StatusRequestedRangeNotSatisfiable,
 	ConcurrencyLimit:     http.StatusTooManyRequests,
+	SpendLimit:           http.StatusPaymentRequired,
 	Canceled:             499, // the client left; nobody reads it, logs do
 	Internal:             http.StatusInternalServerError,
 	NoCapacity:           http.StatusServiceUnavailable,
@@ -76,6 +78,7 @@ type Error struct {
 	Message    string
 	RetryAfter time.Duration // 0: none; sent as the retry-after header in whole seconds
 	cause      error         // for logs only, never sent
+	status     int           // instead of the code's own; 0: that
 }
 
 // New makes an error of a code.
@@ -97,6 +100,14 @@ func (e *Error) After(d time.Duration) *Error {
 	return &c
 }
 
+// PaymentRequired returns a copy of e with status 402: plan_limit is 403 for a
+// limit and 402 for what the plan does not include (spec "Errors").
+func (e *Error) PaymentRequired() *Error {
+	c := *e
+	c.status = http.StatusPaymentRequired
+	return &c
+}
+
 // Error is for logs: code, message and cause.
 func (e *Error) Error() string {
 	if e.cause != nil {
@@ -108,8 +119,11 @@ func (e *Error) Error() string {
 // Unwrap gives the cause.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Status is the HTTP status of the code.
+// Status is the HTTP status of the error.
 func (e *Error) Status() int {
+	if e.status != 0 {
+		return e.status
+	}
 	if s, ok := statuses[e.Code]; ok {
 		return s
 	}
@@ -152,7 +166,11 @@ func Parse(status int, body []byte) *Error {
 	var v envelope
 	if err := json.Unmarshal(body, &v); err == nil {
 		if _, known := statuses[v.Error.Code]; known {
-			return New(v.Error.Code, "%s", v.Error.Message)
+			e := New(v.Error.Code, "%s", v.Error.Message)
+			if status == http.StatusPaymentRequired {
+				return e.PaymentRequired()
+			}
+			return e
 		}
 	}
 	return New(Internal, "unexpected answer with status %d", status)

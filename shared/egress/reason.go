@@ -9,22 +9,29 @@ const ReasonHeader = "X-Service-Proxy-Error"
 // MaxConnections is how many connections of one session may be open at once.
 const MaxConnections = 512
 
-// Reason says why a connection was refused. These are the ones that straight
-// connections can meet; those of upstream proxies join with them.
+// Reason says why a connection was refused (spec "Proxy connection failures").
 type Reason string
 
 // The reasons, values as the spec prints them.
 const (
-	BadTarget           Reason = "bad_target"           // no valid host and port, not resolvable, or not public
-	PortBlocked         Reason = "port_blocked"         // an outgoing mail port
-	UpstreamUnreachable Reason = "upstream_unreachable" // the connection failed
-	UpstreamTimeout     Reason = "upstream_timeout"     // no answer in time
-	TooManyConnections  Reason = "too_many_connections" // more than MaxConnections
+	TargetRestricted     Reason = "target_restricted"      // the provider does not serve this site
+	PortBlocked          Reason = "port_blocked"           // an outgoing mail port
+	ProxyNotPublic       Reason = "proxy_not_public"       // a custom proxy's address is not public
+	ProxyAuthFailed      Reason = "proxy_auth_failed"      // the proxy refused user name or password
+	ProxyTypeUnavailable Reason = "proxy_type_unavailable" // no provider of the type is configured
+	UpstreamTimeout      Reason = "upstream_timeout"       // no answer in time
+	UpstreamUnreachable  Reason = "upstream_unreachable"   // the connection failed
+	UpstreamError        Reason = "upstream_error"         // the proxy answered with an error
+	TooManyConnections   Reason = "too_many_connections"   // more than MaxConnections
+	BadTarget            Reason = "bad_target"             // no valid host and port, not resolvable, or not public
+	BadRoute             Reason = "bad_route"              // a rule leads to a proxy that the session does not have
+	TokenInvalid         Reason = "token_invalid"          // the session's pass is no longer valid
 )
 
 // Reasons lists all reasons.
 func Reasons() []Reason {
-	return []Reason{BadTarget, PortBlocked, UpstreamUnreachable, UpstreamTimeout, TooManyConnections}
+	return []Reason{TargetRestricted, PortBlocked, ProxyNotPublic, ProxyAuthFailed, ProxyTypeUnavailable, UpstreamTimeout,
+		UpstreamUnreachable, UpstreamError, TooManyConnections, BadTarget, BadRoute, TokenInvalid}
 }
 
 // Refusal is the error of a connection that is not made.

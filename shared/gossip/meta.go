@@ -27,6 +27,7 @@ type Meta struct {
 	Role     Role
 	Region   string
 	Addr     string         // host:port of the member's service, not of its gossip
+	Control  string         // proxyd: host:port of its ledger and feed
 	Driver   string         // hostd: oci, microvm
 	Free     int            // hostd: slots left
 	Warm     map[string]int // hostd: warm machines by session kind; zeroes are left out
@@ -39,6 +40,7 @@ type wireMeta struct {
 	Role     Role           `json:"r"`
 	Region   string         `json:"g,omitempty"`
 	Addr     string         `json:"a"`
+	Control  string         `json:"k,omitempty"`
 	Driver   string         `json:"d,omitempty"`
 	Free     int            `json:"f,omitempty"`
 	Warm     map[string]int `json:"w,omitempty"`
@@ -52,7 +54,7 @@ func (m Meta) encode() ([]byte, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
-	w := wireMeta{Version: metaVersion, Role: m.Role, Region: m.Region, Addr: m.Addr, Driver: m.Driver, Free: m.Free, CPUClass: m.CPUClass}
+	w := wireMeta{Version: metaVersion, Role: m.Role, Region: m.Region, Addr: m.Addr, Control: m.Control, Driver: m.Driver, Free: m.Free, CPUClass: m.CPUClass}
 	for kind, n := range m.Warm {
 		if n != 0 {
 			if w.Warm == nil {
@@ -78,7 +80,7 @@ func decodeMeta(b []byte) (Meta, error) {
 	if w.Version != metaVersion {
 		return Meta{}, fmt.Errorf("gossip: meta of version %d", w.Version)
 	}
-	m := Meta{w.Role, w.Region, w.Addr, w.Driver, w.Free, w.Warm, w.CPUClass}
+	m := Meta{w.Role, w.Region, w.Addr, w.Control, w.Driver, w.Free, w.Warm, w.CPUClass}
 	return m, m.check()
 }
 
@@ -91,7 +93,12 @@ func (m Meta) check() error {
 	if _, _, err := net.SplitHostPort(m.Addr); err != nil {
 		return fmt.Errorf("gossip: service address: %w", err)
 	}
-	for _, s := range []string{m.Region, m.Addr, m.Driver, m.CPUClass} {
+	if m.Control != "" {
+		if _, _, err := net.SplitHostPort(m.Control); err != nil {
+			return fmt.Errorf("gossip: control address: %w", err)
+		}
+	}
+	for _, s := range []string{m.Region, m.Addr, m.Control, m.Driver, m.CPUClass} {
 		if !utf8.ValidString(s) {
 			return errors.New("gossip: meta holds text that is not UTF-8")
 		}

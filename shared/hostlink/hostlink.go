@@ -55,6 +55,12 @@ type Settings struct {
 	Version   uint64    `json:"version"`
 	KeepAlive bool      `json:"keepAlive"`
 	ExpiresAt time.Time `json:"expiresAt"`
+	// Pass is the session's credential at proxyd (proxylink.Pass, sealed), good
+	// until PassExpires. One of the same Version that expires later renews it.
+	Pass        []byte    `json:"pass,omitempty"`
+	PassExpires time.Time `json:"passExpires"`
+	// ShellProxy: shells started from now on are told of the proxy too.
+	ShellProxy bool `json:"shellProxy,omitempty"`
 }
 
 // Status is what hostd knows of a session it runs.
@@ -66,8 +72,10 @@ type Status struct {
 	Clients   int                 `json:"clients"`
 	Setup     session.SetupStatus `json:"setup,omitempty"`
 	SetupErr  string              `json:"setupError,omitempty"`
-	Version   uint64              `json:"version"`        // of its settings
-	Held      *Held               `json:"held,omitempty"` // its machine stands still and waits for a verdict
+	Version   uint64              `json:"version"` // of its settings
+	// PassExpires is when its pass has to have been renewed.
+	PassExpires time.Time `json:"passExpires"`
+	Held        *Held     `json:"held,omitempty"` // its machine stands still and waits for a verdict
 }
 
 // Tombstone says that a session's machine is gone from this host for good.

@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	magic    = "BPX1"
-	maxHello = 4096 // bytes of JSON; a Hello has about 200
+	magic    = "BPX2"
+	maxHello = 4096       // bytes of JSON; a Hello has about 250
+	maxPass  = 64<<10 - 1 // bytes; ten rules with all fields take about 12 KiB
 )
 
 // ErrNotHello says that a connection does not begin as this contract wants.
@@ -35,37 +36,49 @@ func Dial(ctx context.Context, addr string, h Hello) (*net.TCPConn, error) {
 
 // WriteHello writes h in one write.
 func WriteHello(w io.Writer, h Hello) error {
+	frame, err := AppendHello(nil, h)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(frame)
+	return err
+}
+
+// AppendHello appends the bytes of h: who dials often keeps them.
+func AppendHello(b []byte, h Hello) ([]byte, error) {
 	body, err := json.Marshal(h)
 	if err != nil {
-		return fmt.Errorf("write hello: %w", err)
+		return b, fmt.Errorf("write hello: %w", err)
 	}
-	if len(body) > maxHello {
-		return fmt.Errorf("write hello: %d bytes, at most %d", len(body), maxHello)
+	if len(body) > maxHello || len(h.Pass) > maxPass {
+		return b, fmt.Errorf("write hello: %d bytes and a pass of %d, at most %d and %d", len(body), len(h.Pass), maxHello, maxPass)
 	}
-	frame := append([]byte(magic), 0, 0)
-	binary.BigEndian.PutUint16(frame[len(magic):], uint16(len(body)))
-	_, err = w.Write(append(frame, body...))
-	return err
+	b = append(b, magic...)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(body)))
+	b = binary.BigEndian.AppendUint16(b, uint16(len(h.Pass)))
+	return append(append(b, body...), h.Pass...), nil
 }
 
 // ReadHello reads a Hello and not one byte more. The caller sets a deadline,
 // checks Proof and refuses an error by closing.
 func ReadHello(r io.Reader) (Hello, error) {
 	var h Hello
-	var head [len(magic) + 2]byte
+	var head [len(magic) + 4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return h, fmt.Errorf("read hello: %w", err)
 	}
 	size := int(binary.BigEndian.Uint16(head[len(magic):]))
+	pass := int(binary.BigEndian.Uint16(head[len(magic)+2:]))
 	if string(head[:len(magic)]) != magic || size > maxHello {
 		return h, fmt.Errorf("read hello: %w", ErrNotHello)
 	}
-	body := make([]byte, size)
+	body := make([]byte, size+pass)
 	if _, err := io.ReadFull(r, body); err != nil {
 		return h, fmt.Errorf("read hello: %w", err)
 	}
-	if err := json.Unmarshal(body, &h); err != nil || h.SessionID == "" {
+	if err := json.Unmarshal(body[:size], &h); err != nil || h.SessionID == "" {
 		return h, fmt.Errorf("read hello: %w", ErrNotHello)
 	}
+	h.Pass = body[size:]
 	return h, nil
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/egress"
 )
 
 // Bounds and defaults of a session's fields (spec "Limits").
@@ -83,6 +84,12 @@ type Patch struct {
 	UserMetadata json.RawMessage `json:"userMetadata,omitempty"` // replaces the whole object
 	Timeout      *int            `json:"timeout,omitempty"`      // the new total of running seconds
 	Captcha      *string         `json:"captcha,omitempty"`
+	Proxy        *ProxyPatch     `json:"proxy,omitempty"`
+}
+
+// ProxyPatch is the new proxy setting; To is nil for "no proxy any more".
+type ProxyPatch struct {
+	To *egress.Setting `json:"to"`
 }
 
 // Apply gives the session with the patch in force and SettingsVersion raised.
@@ -101,6 +108,9 @@ func (p Patch) Apply(s Session) (Session, error) {
 	}
 	if p.Captcha != nil {
 		s.Captcha = *p.Captcha
+	}
+	if p.Proxy != nil {
+		s.Proxy = p.Proxy.To
 	}
 	if p.Timeout != nil {
 		s.Timeout = *p.Timeout
@@ -122,6 +132,20 @@ func RotateURLs(s Session, disconnect bool) (Session, error) {
 	if disconnect {
 		s.CutBelow = s.URLKeyVersion
 	}
+	return s, nil
+}
+
+// RotateProxy gives every proxy of the session a new address. A session without
+// a proxy is refused with invalid_request.
+func RotateProxy(s Session) (Session, error) {
+	if s.Status.Ended() {
+		return s, ended(s)
+	}
+	if s.Proxy == nil {
+		return s, apierr.New(apierr.InvalidRequest, "proxy: session %s has none: set one with PATCH first", s.ID)
+	}
+	s.ProxyTurn++
+	s.SettingsVersion++
 	return s, nil
 }
 

@@ -5,6 +5,8 @@ package session
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/berth-dev/berth/shared/egress"
 )
 
 // Status is the state of a session as the API shows it.
@@ -100,6 +102,12 @@ type Session struct {
 	Viewport     Viewport        `json:"viewport"`
 	UserMetadata json.RawMessage `json:"userMetadata"` // a JSON object
 	Captcha      string          `json:"captcha"`      // ask or ignore
+	// Proxy is the proxy setting, nil for none; passwords in it are sealed.
+	Proxy *egress.Setting `json:"proxy,omitempty"`
+	// ProxySeed is random; with ProxyTurn, which rises with every rotation, it
+	// makes the sticky ids under which providers keep the session's addresses.
+	ProxySeed []byte `json:"proxySeed,omitempty"`
+	ProxyTurn uint32 `json:"proxyTurn,omitempty"`
 
 	Status    Status    `json:"status"`
 	EndReason EndReason `json:"endReason,omitempty"`
