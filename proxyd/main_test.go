@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/gossip"
 	"github.com/berth-dev/berth/shared/trust"
 )
@@ -42,9 +43,9 @@ func TestConfigIsChecked(t *testing.T) {
 
 func TestControl(t *testing.T) {
 	secret, counts := trust.New(), meter.New(5)
-	c, _ := counts.Open("s")
-	c.Up(3)
-	c.Down(4)
+	c, _ := counts.Open("s", "p")
+	c.Via(egress.None).Up(3)
+	c.Via(egress.None).Down(4)
 	ctx, stop := context.WithCancel(context.Background())
 	mux := controlMux(ctx, secret, counts)
 	get := func(path, proof string) *httptest.ResponseRecorder {

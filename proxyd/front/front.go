@@ -172,7 +172,7 @@ func (s *Server) greet(c *client) error {
 		return errProof
 	}
 	c.session = hello.SessionID
-	booked, err := s.meter.Open(hello.SessionID)
+	booked, err := s.meter.Open(hello.SessionID, "")
 	if !errors.As(err, &c.refused) {
 		c.meter = booked
 	}
@@ -216,12 +216,12 @@ func (s *Server) relay(c *client, upstream *net.TCPConn, ahead []byte) {
 	ahead = append(ahead, c.buffered()...)
 	if len(ahead) > 0 {
 		n, err := upstream.Write(ahead)
-		c.meter.Up(int64(n))
+		c.meter.Via(egress.None).Up(int64(n))
 		if err != nil {
 			upstream.Close()
 			c.abort()
 			return
 		}
 	}
-	c.err = proxylink.Relay(c.ctx, c.tcp, upstream, c.meter.Up, c.meter.Down)
+	c.err = proxylink.Relay(c.ctx, c.tcp, upstream, c.meter.Via(egress.None).Up, c.meter.Via(egress.None).Down)
 }

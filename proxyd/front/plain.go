@@ -186,13 +186,13 @@ type counted struct {
 
 func (u *counted) Read(p []byte) (int, error) {
 	n, err := u.Conn.Read(p)
-	u.c.meter.Down(int64(n))
+	u.c.meter.Via(egress.None).Down(int64(n))
 	return n, err
 }
 
 func (u *counted) Write(p []byte) (int, error) {
 	n, err := u.Conn.Write(p)
-	u.c.meter.Up(int64(n))
+	u.c.meter.Via(egress.None).Up(int64(n))
 	return n, err
 }
 

@@ -61,9 +61,9 @@ type Conn struct {
 	closeOnce sync.Once
 }
 
-// Open books a connection of a session. Beyond the limit the result is nil and
-// a refusal with too_many_connections.
-func (m *Meter) Open(sessionID string) (*Conn, error) {
+// Open books a connection of a project's session. Beyond the limit the result
+// is nil and a refusal with too_many_connections.
+func (m *Meter) Open(sessionID, projectID string) (*Conn, error) {
 	now := time.Now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,17 +96,24 @@ func (m *Meter) sweep(now time.Time) {
 	}
 }
 
+// Flow counts what a connection carries one way out. A connection with plain
+// HTTP has several, also at once: each request is routed anew.
+type Flow struct{ c *Conn }
+
+// Via says through which type of proxy bytes go: None is straight out.
+func (c *Conn) Via(egress.Type) *Flow { return &Flow{c} }
+
 // Up counts bytes from the session.
-func (c *Conn) Up(n int64) {
-	c.up.Add(n)
-	c.e.up.Add(n)
+func (f *Flow) Up(n int64) {
+	f.c.up.Add(n)
+	f.c.e.up.Add(n)
 	upTotal.AddInt64(n)
 }
 
 // Down counts bytes to the session.
-func (c *Conn) Down(n int64) {
-	c.down.Add(n)
-	c.e.down.Add(n)
+func (f *Flow) Down(n int64) {
+	f.c.down.Add(n)
+	f.c.e.down.Add(n)
 	downTotal.AddInt64(n)
 }
 

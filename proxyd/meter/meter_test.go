@@ -14,27 +14,27 @@ import (
 
 func TestLimitIsPerSession(t *testing.T) {
 	m := New(2)
-	a, err := m.Open("a")
+	a, err := m.Open("a", "p")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Open("a"); err != nil {
+	if _, err := m.Open("a", "p"); err != nil {
 		t.Fatal(err)
 	}
-	_, err = m.Open("a")
+	_, err = m.Open("a", "p")
 	var r *egress.Refusal
 	if !errors.As(err, &r) || r.Reason != egress.TooManyConnections {
 		t.Fatalf("third: %v", err)
 	}
-	if _, err := m.Open("b"); err != nil {
+	if _, err := m.Open("b", "p"); err != nil {
 		t.Fatalf("another session: %v", err)
 	}
 	a.Close()
 	a.Close() // gives one place free, not two
-	if _, err := m.Open("a"); err != nil {
+	if _, err := m.Open("a", "p"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Open("a"); err == nil {
+	if _, err := m.Open("a", "p"); err == nil {
 		t.Fatal("closing twice freed two places")
 	}
 	if got := m.Session("a"); got != (Counts{Connections: 3, Open: 2}) {
@@ -53,15 +53,16 @@ func TestCountsAreSumsProperty(t *testing.T) {
 		var up, down int64
 		var wg sync.WaitGroup
 		for i, size := range sizes {
-			c, err := m.Open("s")
+			c, err := m.Open("s", "p")
 			if err != nil {
 				t.Fatal(err)
 			}
 			up, down = up+size, down+2*size
 			wg.Go(func() {
-				c.Up(size)
-				c.Down(size)
-				c.Down(size)
+				f := c.Via(egress.Custom)
+				f.Up(size)
+				f.Down(size)
+				c.Via(egress.None).Down(size)
 				if u, d := c.Bytes(); u != size || d != 2*size {
 					t.Errorf("connection %d: %d %d", i, u, d)
 				}
@@ -78,13 +79,13 @@ func TestCountsAreSumsProperty(t *testing.T) {
 func TestOldSessionsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := New(10)
-		gone, _ := m.Open("gone")
-		gone.Up(5)
+		gone, _ := m.Open("gone", "p")
+		gone.Via(egress.None).Up(5)
 		gone.Close()
-		busy, _ := m.Open("busy")
-		busy.Up(7)
+		busy, _ := m.Open("busy", "p")
+		busy.Via(egress.None).Up(7)
 		time.Sleep(forgetAfter + time.Hour)
-		if _, err := m.Open("new"); err != nil {
+		if _, err := m.Open("new", "p"); err != nil {
 			t.Fatal(err)
 		}
 		if got := m.Session("gone"); got != (Counts{}) {
