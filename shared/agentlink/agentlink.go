@@ -105,9 +105,12 @@ type Start struct {
 }
 
 // Proxy says whether programs of the shell are told of the egress listener by
-// their environment (HTTP_PROXY and its kin).
+// their environment (ProxyVars).
 type Proxy struct {
 	Shell bool `json:"shell,omitempty"`
+	// Version is that of the session's settings: an order older than one that was
+	// obeyed is ignored, since orders may arrive late.
+	Version uint64 `json:"version,omitempty"`
 }
 
 // Freeze stops the customer's processes before a capture. Portable leaves Chrome
@@ -132,6 +135,8 @@ type Thaw struct {
 	// processes (Chrome restarts what carries random state), the lineage of
 	// session links. False: the memory is the one continuation of its capture.
 	Fresh bool `json:"fresh,omitempty"`
+	// Proxy is in force before the customer's processes go on; nil changes nothing.
+	Proxy *Proxy `json:"proxy,omitempty"`
 }
 
 // Notice is one thing the agent tells hostd. N rises by one from 1 for the

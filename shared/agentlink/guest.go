@@ -1,5 +1,7 @@
 package agentlink
 
+import "fmt"
+
 // What is the same inside every machine, whatever runs it. Image, agent,
 // slots and drivers must agree on these.
 const (
@@ -25,3 +27,14 @@ const (
 	GuestMAC  = "02:be:27:00:00:04"
 	AgentPort = 77 // the agent's listening socket in the guest, open to TapAddr alone
 )
+
+// ProxyVars are the variables that tell programs of the egress listener (spec
+// "Shell", scope all), in upper and lower case: an http URL for all, which every
+// client understands, and what is never proxied.
+func ProxyVars() map[string]string {
+	url, direct := fmt.Sprintf("http://%s:%d", SlotAddr, EgressPort), "localhost,127.0.0.1,::1"
+	return map[string]string{
+		"HTTP_PROXY": url, "HTTPS_PROXY": url, "ALL_PROXY": url, "NO_PROXY": direct,
+		"http_proxy": url, "https_proxy": url, "all_proxy": url, "no_proxy": direct,
+	}
+}

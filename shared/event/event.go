@@ -11,9 +11,13 @@ import (
 // Type is the kind of an event.
 type Type string
 
-// Event types built so far; console, network, navigation, error, action and
-// captcha join with the work that emits them.
+// Event types built so far; console, navigation, action and captcha join with
+// the work that emits them.
 const (
+	// Network is a connection that proxyd refused: data {method, url, status,
+	// resourceType, errorText, proxyError, bytesIn, bytesOut}, or {refused} when
+	// it stands for that many more.
+	Network   Type = "network"
 	Lifecycle Type = "lifecycle" // data {state, reason}; setup steps {step, command, exitCode}
 	Exec      Type = "exec"      // data {command, shell, exitCode, timedOut, durationMs}
 	Error     Type = "error"     // data {name, message}
@@ -21,7 +25,7 @@ const (
 
 // AllTypes are the types a client may filter by (spec "Events"), whether or
 // not anything emits them yet.
-var AllTypes = []Type{"console", "network", "navigation", Error, Lifecycle, "action", Exec, "captcha"}
+var AllTypes = []Type{"console", Network, "navigation", Error, Lifecycle, "action", Exec, "captcha"}
 
 // Bounds of the log (decisions "Streams").
 const (

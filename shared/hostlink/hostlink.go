@@ -59,6 +59,10 @@ type Settings struct {
 	// until PassExpires. One of the same Version that expires later renews it.
 	Pass        []byte    `json:"pass,omitempty"`
 	PassExpires time.Time `json:"passExpires"`
+	// PassEpoch is the epoch that Pass is for. A change whose pass is for another
+	// one than the session has here came across a move, and is ignored: the status
+	// shows the old Version, so it comes again. 0 is not compared.
+	PassEpoch uint64 `json:"passEpoch,omitempty"`
 	// ShellProxy: shells started from now on are told of the proxy too.
 	ShellProxy bool `json:"shellProxy,omitempty"`
 }
