@@ -52,6 +52,8 @@ func init() { // a literal would be an initialisation cycle through decodeComman
 		commitOperation: with((*change).commitOperation),
 		abortOperation:  with((*change).abortOperation),
 		snapshotDurable: with((*change).snapshotDurable),
+
+		recordUsage: with((*change).recordUsage),
 	}
 }
 

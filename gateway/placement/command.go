@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -44,6 +45,8 @@ const (
 	commitOperation kind = "commit_operation"
 	abortOperation  kind = "abort_operation"
 	snapshotDurable kind = "snapshot_durable"
+
+	recordUsage kind = "record_usage"
 )
 
 // The payloads.
@@ -105,6 +108,9 @@ type (
 	snapshotDurableData struct {
 		ID         string `json:"id"`
 		SnapshotID string `json:"snapshotId"`
+	}
+	recordUsageData struct {
+		Rows []proxylink.Row `json:"rows"`
 	}
 )
 

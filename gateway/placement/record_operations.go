@@ -2,8 +2,10 @@ package placement
 
 import (
 	"context"
+	"slices"
 	"time"
 
+	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -44,4 +46,18 @@ func (r *Record) MachineEnded(ctx context.Context, id string, epoch uint64, at t
 func (r *Record) SnapshotDurable(ctx context.Context, id, snapshotID string) error {
 	_, err := r.apply(ctx, snapshotDurable, snapshotDurableData{id, snapshotID})
 	return err
+}
+
+// usageChunk is how many rows one command carries: some 100 kB.
+const usageChunk = 500
+
+// RecordUsage takes in what proxyds carried, each key by its maximum: rows may
+// come twice, late or in any order. Rows that are not Countable are an error.
+func (r *Record) RecordUsage(ctx context.Context, rows []proxylink.Row) error {
+	for chunk := range slices.Chunk(rows, usageChunk) {
+		if _, err := r.apply(ctx, recordUsage, recordUsageData{chunk}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/go-memdb"
 
+	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -21,6 +22,8 @@ const (
 	tabPlans    = "plans"
 	tabIdem     = "idem"
 	tabAnswers  = "answers"
+	tabUsage    = "usage"
+	tabMonths   = "months"
 
 	byID            = "id"
 	byCreated       = "created"        // sessions: created, id
@@ -31,13 +34,14 @@ const (
 	byResuming      = "resuming"       // sessions with an open resume: project, id
 	bySnapshot      = "snapshot"       // sessions: id of their snapshot
 	byPausedEnd     = "paused_end"     // PAUSED sessions: day of paused_expired, id
+	byProjectEnd    = "project_end"    // sessions: project, end (those that have not ended last), id
 	byHash          = "hash"           // keys
 	bySession       = "session"        // idem
 	byAge           = "age"            // idem: at, id; answers: index
 )
 
 // tables lists all but the head in the order in which snapshots hold them.
-var tables = []string{tabPlans, tabProjects, tabKeys, tabSessions, tabIdem, tabAnswers}
+var tables = []string{tabPlans, tabProjects, tabKeys, tabSessions, tabIdem, tabAnswers, tabUsage, tabMonths}
 
 // keyOf is an index made by one function; lookups give whole keys or prefixes.
 type keyOf func(row any) (key []byte, ok bool)
@@ -118,6 +122,7 @@ var schema = func() *memdb.DBSchema {
 				}
 				return append(timeKey(s.ExpiresAt), s.ID...)
 			})),
+			index(byProjectEnd, on(func(s *session.Session) []byte { return append(endKey(s.ProjectID, s.EndedAt), s.ID...) })),
 		),
 		table(tabKeys,
 			index(byID, on(func(k *Key) []byte { return []byte(k.ID) })),
@@ -135,6 +140,8 @@ var schema = func() *memdb.DBSchema {
 			index(byID, on(func(a *answer) []byte { return []byte(a.ID) })),
 			index(byAge, on(func(a *answer) []byte { return numberKey(a.Index) })),
 		),
+		table(tabUsage, index(byID, on(func(r *proxylink.Row) []byte { return usageKey(*r) }))),
+		table(tabMonths, index(byID, on(func(m *month) []byte { return monthKey(m.ProjectID, m.Month) }))),
 	} {
 		s.Tables[t.Name] = t
 	}

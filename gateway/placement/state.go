@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/go-memdb"
 
+	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -121,6 +122,8 @@ var newRow = map[string]func() any{
 	tabSessions: func() any { return new(session.Session) },
 	tabIdem:     func() any { return new(idemKey) },
 	tabAnswers:  func() any { return new(answer) },
+	tabUsage:    func() any { return new(proxylink.Row) },
+	tabMonths:   func() any { return new(month) },
 }
 
 func restoreRow(txn *memdb.Txn, dec *json.Decoder) error {
