@@ -13,12 +13,12 @@ import (
 // config is what proxyd takes from the command line and the environment.
 type config struct {
 	daemon.LogConfig
-	Home          string        `help:"Folder for this proxyd's ledger; this version keeps nothing there." default:"/var/lib/berth/proxyd" env:"BERTH_PROXYD_HOME" placeholder:"DIR"`
+	Home          string        `help:"Folder for this proxyd's ledger of proxy data; keep it from start to start, and give no two proxyds the same." default:"/var/lib/berth/proxyd" env:"BERTH_PROXYD_HOME" placeholder:"DIR"`
 	Name          string        `help:"This proxyd's name in the cluster. Default: the computer's host name with -proxyd." env:"BERTH_PROXYD_NAME" placeholder:"NAME"`
 	Region        string        `help:"Region this proxyd belongs to." default:"local" env:"BERTH_REGION" placeholder:"NAME"`
 	Listen        string        `help:"Address for hostd's connections, loopback only." default:"127.0.0.1:7301" env:"BERTH_PROXYD_LISTEN" placeholder:"ADDR"`
 	GossipAddr    string        `help:"Address for gossip, loopback only." default:"127.0.0.1:7302" env:"BERTH_PROXYD_GOSSIP_ADDR" placeholder:"ADDR"`
-	Control       string        `help:"Address for health, metrics and counters, loopback only." default:"127.0.0.1:7303" env:"BERTH_PROXYD_CONTROL" placeholder:"ADDR"`
+	Control       string        `help:"Address for health, metrics and the ledger, loopback only." default:"127.0.0.1:7303" env:"BERTH_PROXYD_CONTROL" placeholder:"ADDR"`
 	Join          []string      `help:"Gossip addresses of members to find the cluster by." default:"127.0.0.1:7102" env:"BERTH_JOIN" placeholder:"ADDR"`
 	ClusterSecret string        `help:"File with the cluster's secret; made when missing." default:"/var/lib/berth/cluster.secret" env:"BERTH_CLUSTER_SECRET" placeholder:"FILE"`
 	EgressAllow   string        `help:"Networks that sessions may reach although they are not public, with commas: 10.1.0.0/16,192.0.2.7/32." env:"BERTH_EGRESS_ALLOW" placeholder:"CIDR,..."`

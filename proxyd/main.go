@@ -2,16 +2,19 @@
 // browser opens comes here through its host, is decided on, made and counted.
 //
 //	hostd's egress listeners ──proxy link──▶ front ─▶ guard ─▶ internet
-//	                                           └─▶ meter ─▶ control (/v1/counters)
-//	gossip: tells hosts of the region where the proxy link listens
+//	                                           └─▶ meter ─▶ ledger (bbolt)
+//	                                                 └─▶ control (/v1/ledger) ─▶ gateway's record
+//	gossip: tells hosts of the region where the proxy link listens, gateways where the control address is
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -31,7 +34,7 @@ func main() {
 }
 
 // run serves until ctx ends, then leaves the pool, drains and returns.
-func run(ctx context.Context, cfg config) error {
+func run(ctx context.Context, cfg config) (err error) {
 	if err := cfg.complete(); err != nil {
 		return err
 	}
@@ -50,20 +53,30 @@ func run(ctx context.Context, cfg config) error {
 		return fmt.Errorf("--control: %w", err)
 	}
 	defer control.Close()
+	counts := meter.New(egress.MaxConnections)
+	ledger, err := meter.Keep(counts, filepath.Join(cfg.Home, "ledger.db"), log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ledger.Close()) }()
 	pool, err := gossip.Join(gossip.Config{Name: cfg.Name, Bind: cfg.GossipAddr, Join: cfg.Join, Key: secret.Key("gossip"), Log: log,
-		Meta: gossip.Meta{Role: gossip.Proxyd, Region: cfg.Region, Addr: link.Addr().String()}})
+		Meta: gossip.Meta{Role: gossip.Proxyd, Region: cfg.Region, Addr: link.Addr().String(), Control: control.Addr().String()}})
 	if err != nil {
 		return fmt.Errorf("gossip: %w", err)
 	}
 
-	counts := meter.New(egress.MaxConnections)
 	daemon.Gauge("berth_proxyd_connections_open", func() float64 { return float64(counts.OpenConnections()) })
-	web := &http.Server{Handler: controlMux(ctx, secret, counts), ReadHeaderTimeout: 10 * time.Second}
+	served, over := context.WithCancel(context.WithoutCancel(ctx))
+	defer over()
+	web := &http.Server{Handler: (&controlAPI{ctx: ctx, served: served, secret: secret, counts: counts, ledger: ledger}).mux(), ReadHeaderTimeout: 10 * time.Second}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = web.Serve(control) })
-	serving, over := context.WithCancel(ctx)
+	wg.Go(func() { ledger.Run(served) })
 	wg.Go(func() { // at the signal already: hosts look elsewhere while open connections finish
-		<-serving.Done()
+		select {
+		case <-ctx.Done():
+		case <-served.Done():
+		}
 		if err := pool.Leave(time.Second); err != nil {
 			log.Warn("leave gossip", "error", err)
 		}
@@ -72,8 +85,19 @@ func run(ctx context.Context, cfg config) error {
 
 	err = front.New(secret, guard.New(cfg.policy, nil), counts, cfg.Drain, log).Serve(ctx, link)
 	over()
-	_ = web.Close()
+	closeWeb(web)
 	wg.Wait()
 	log.Info("proxyd stopped", slog.Any("error", err))
 	return err
+}
+
+// farewell is how long streams have to say their last.
+const farewell = 2 * time.Second
+
+func closeWeb(web *http.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	if web.Shutdown(ctx) != nil {
+		_ = web.Close()
+	}
 }

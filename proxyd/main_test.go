@@ -47,7 +47,7 @@ func TestControl(t *testing.T) {
 	c.Via(egress.None).Up(3)
 	c.Via(egress.None).Down(4)
 	ctx, stop := context.WithCancel(context.Background())
-	mux := controlMux(ctx, secret, counts)
+	mux := (&controlAPI{ctx: ctx, served: ctx, secret: secret, counts: counts, ledger: keep(t, counts)}).mux()
 	get := func(path, proof string) *httptest.ResponseRecorder {
 		req := httptest.NewRequest("GET", path, nil)
 		req.Header.Set(trust.Header, proof)
@@ -88,7 +88,7 @@ func TestRunJoinsAndLeaves(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = seed.Leave(time.Second) }()
-	cfg := config{Name: "p", Region: "local", Listen: free(t), Control: free(t), GossipAddr: "127.0.0.1:0", Join: []string{seed.Addr()},
+	cfg := config{Home: dir, Name: "p", Region: "local", Listen: free(t), Control: free(t), GossipAddr: "127.0.0.1:0", Join: []string{seed.Addr()},
 		ClusterSecret: secretFile, Drain: time.Second}
 	cfg.LogLevel = "error"
 	ctx, stop := context.WithCancel(context.Background())
@@ -97,7 +97,7 @@ func TestRunJoinsAndLeaves(t *testing.T) {
 	go func() { ended <- run(ctx, cfg) }()
 	until(t, func() bool {
 		m := seed.Members(gossip.Proxyd)
-		return len(m) == 1 && m[0].Name == "p" && m[0].Addr == cfg.Listen
+		return len(m) == 1 && m[0].Name == "p" && m[0].Addr == cfg.Listen && m[0].Control == cfg.Control
 	})
 	tr := &http.Transport{}
 	defer tr.CloseIdleConnections()

@@ -1,10 +1,31 @@
-// Package meter counts sessions' bytes and bounds their open connections.
+// Package meter counts sessions' bytes, bounds their open connections and keeps
+// the ledger of their proxy data.
 //
-// Counters are cumulative for the life of this process, payload only: what
-// follows the answer to CONNECT or SOCKS, and whole plain-HTTP messages.
+// What counts is payload: what follows the answer to CONNECT or SOCKS, and whole
+// plain-HTTP messages. Every byte is in Counts and in the metrics; bytes through
+// a proxy are in the ledger too, one row for each session, project, type of proxy
+// and UTC hour.
+//
+//	Conn.Via ─▶ Flow.Up, Down ─▶ cell of the hour ─▶ row ─▶ Ledger: file, each second and at a stop
+//	                                                  └─▶ Rows, Changed: the gateway's record ─▶ Acknowledge
+//
+// Rows are cumulative, and each start of proxyd is an incarnation with rows of
+// its own: the record merges equal keys by maximum, so a row may be told twice,
+// late or out of order and no sum moves. A row stays, here and in the file,
+// until the record has acknowledged its last value, its hour is over and the
+// session has no connection open; the rows of earlier incarnations, until they
+// are acknowledged. What kill -9 may take are the bytes since the last flush that
+// no gateway has heard of: a second's worth.
+//
+// A byte is booked in the hour in which it is counted. A clock that is set back
+// does not take hours back: bytes then stay in the latest hour begun.
+//
+// Memory and file hold one row of some 300 bytes for each session, type and hour
+// that is not acknowledged, and those of the sessions connected now.
 package meter
 
 import (
+	"crypto/rand"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,12 +38,19 @@ import (
 // lives longer than a day (spec "Plan limits").
 const forgetAfter = 25 * time.Hour
 
-var (
-	upTotal   = daemon.Counter(`berth_proxyd_bytes_total{direction="up"}`)
-	downTotal = daemon.Counter(`berth_proxyd_bytes_total{direction="down"}`)
-)
+// totals are the metrics of one type.
+type totals struct{ up, down interface{ AddInt64(int64) } }
 
-// Counts are the cumulative numbers of one session.
+var totalsOf = func() map[egress.Type]totals {
+	all := map[egress.Type]totals{}
+	for _, t := range []egress.Type{egress.None, egress.Residential, egress.Datacenter, egress.Custom} {
+		all[t] = totals{daemon.Counter(`berth_proxyd_bytes_total{direction="up",type="` + string(t) + `"}`),
+			daemon.Counter(`berth_proxyd_bytes_total{direction="down",type="` + string(t) + `"}`)}
+	}
+	return all
+}()
+
+// Counts are the cumulative numbers of one session in this run of proxyd.
 type Counts struct {
 	Up          int64 `json:"up"`   // bytes from the session
 	Down        int64 `json:"down"` // bytes to the session
@@ -32,31 +60,40 @@ type Counts struct {
 
 // Meter keeps all sessions' counters. Safe for concurrent use.
 type Meter struct {
-	limit int
+	limit       int
+	incarnation string
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards what follows
 	sessions map[string]*entry
 	open     int
 	swept    time.Time
+	rows     map[rowKey]*row
+	gone     []rowKey // dropped, but still in the file
+	hour     int64    // the latest one begun
+	version  uint64   // of the last change that a scan saw
 }
 
-// entry is one session; open, connections and last are guarded by Meter.mu.
+// entry is one session; all but up and down is guarded by Meter.mu.
 type entry struct {
 	up, down    atomic.Int64
 	open        int
 	connections int64
 	last        time.Time
+	tracks      map[trackKey]*track
 }
 
 // New makes a meter that lets limit connections of a session be open at once.
+// Its rows live as long as the process: Keep gives them a file.
 func New(limit int) *Meter {
-	return &Meter{limit: limit, sessions: map[string]*entry{}, swept: time.Now()}
+	return &Meter{limit: limit, incarnation: rand.Text(), sessions: map[string]*entry{}, rows: map[rowKey]*row{}, swept: time.Now()}
 }
 
 // Conn counts one connection until Close.
 type Conn struct {
 	m         *Meter
 	e         *entry
+	sessionID string
+	projectID string
 	up, down  atomic.Int64
 	closeOnce sync.Once
 }
@@ -70,7 +107,7 @@ func (m *Meter) Open(sessionID, projectID string) (*Conn, error) {
 	m.sweep(now)
 	e := m.sessions[sessionID]
 	if e == nil {
-		e = &entry{}
+		e = &entry{tracks: map[trackKey]*track{}}
 		m.sessions[sessionID] = e
 	}
 	e.last = now
@@ -80,7 +117,7 @@ func (m *Meter) Open(sessionID, projectID string) (*Conn, error) {
 	e.open++
 	e.connections++
 	m.open++
-	return &Conn{m: m, e: e}, nil
+	return &Conn{m: m, e: e, sessionID: sessionID, projectID: projectID}, nil
 }
 
 // sweep forgets old sessions, once an hour; m.mu is held.
@@ -97,24 +134,41 @@ func (m *Meter) sweep(now time.Time) {
 }
 
 // Flow counts what a connection carries one way out. A connection with plain
-// HTTP has several, also at once: each request is routed anew.
-type Flow struct{ c *Conn }
+// HTTP has several, also at once: each request is routed anew. None counts after
+// the connection's Close.
+type Flow struct {
+	c     *Conn
+	total totals
+	track *track // nil: straight out, which is not proxy data
+}
 
 // Via says through which type of proxy bytes go: None is straight out.
-func (c *Conn) Via(egress.Type) *Flow { return &Flow{c} }
+func (c *Conn) Via(t egress.Type) *Flow {
+	f := &Flow{c: c, total: totalsOf[egress.None]}
+	if t.Proxied() {
+		f.total, f.track = totalsOf[t], c.m.track(c, t)
+	}
+	return f
+}
 
 // Up counts bytes from the session.
 func (f *Flow) Up(n int64) {
 	f.c.up.Add(n)
 	f.c.e.up.Add(n)
-	upTotal.AddInt64(n)
+	f.total.up.AddInt64(n)
+	if f.track != nil {
+		f.track.now().up.Add(n)
+	}
 }
 
 // Down counts bytes to the session.
 func (f *Flow) Down(n int64) {
 	f.c.down.Add(n)
 	f.c.e.down.Add(n)
-	downTotal.AddInt64(n)
+	f.total.down.AddInt64(n)
+	if f.track != nil {
+		f.track.now().down.Add(n)
+	}
 }
 
 // Bytes gives what this connection carried so far.
