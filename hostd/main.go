@@ -180,7 +180,7 @@ func (h *host) openSessions(ctx context.Context) error {
 	h.pool = pool.New(pool.Config{Target: target, Minimum: minimum, Parallel: h.cfg.PoolParallel, Pace: h.cfg.PoolPace, Calm: h.cfg.PoolCalm,
 		MaxAge: h.cfg.PoolMaxAge, MaxTotal: h.cfg.MaxMachines}, boot.Boot, h.log)
 	cfg := hostsession.Config{Name: h.cfg.Name, Pool: h.pool, Book: h.book, Events: h.logs, Snapshots: h.snaps,
-		Egress: egressVia(h.members, h.cfg.Region, h.secret), Keeper: keeper, Rebuild: boot.Restore, Log: h.log,
+		Egress: newProxyds(h.members, h.cfg.Region, h.cfg.Name, h.secret.Proof(), h.log).way, Keeper: keeper, Rebuild: boot.Restore, Log: h.log,
 		Peers: func(addr string) hostsession.Peer { return hostlink.NewClient(addr, h.secret) }}
 	cfg.Room = func(k session.Kind) error { return roomFor("/proc/meminfo", h.cfg.Sizes[k]) }
 	if h.tmpl != nil {

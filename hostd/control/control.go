@@ -101,6 +101,11 @@ func (a *Agent) Start(ctx context.Context, start agentlink.Start) error {
 	return a.do(ctx, http.MethodPost, agentlink.ControlStart, start, nil)
 }
 
+// Proxy says whether the shell is told of the session's proxy.
+func (a *Agent) Proxy(ctx context.Context, p agentlink.Proxy) error {
+	return a.do(ctx, http.MethodPost, agentlink.ControlProxy, p, nil)
+}
+
 func (a *Agent) do(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader
 	if in != nil {

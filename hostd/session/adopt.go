@@ -108,9 +108,10 @@ func (h *Host) adoptOne(ctx context.Context, revive Revive, current Current, han
 	case ctx.Err() != nil:
 		return nil
 	case rec != nil && err == nil && st.SessionID == rec.Acquire.SessionID:
-		guest.Slot.SetEgress(h.egress(rec.Acquire.SessionID, rec.Acquire.Epoch))
 		h.pool.Adopted()
-		h.own(newLive(h, guest, *rec, running, st))
+		s := newLive(h, guest, *rec, running, st)
+		s.openWay()
+		h.own(s)
 		log.Info("session adopted", "session", st.SessionID)
 		return nil
 	case rec == nil && err == nil && st.SessionID == "" && st.Ready && current(handle.Spec):

@@ -279,6 +279,8 @@ func (s *live) captured(out outcome) {
 		if err = s.write(rec); err == nil { // before the answer: it makes a commit possible
 			s.phase = held
 			s.deaf()
+			s.shutWay()
+			s.answerTold()
 			s.answer(answer{captured: out.captured})
 			s.log.Info("session captured", "op", op.ID, "kind", op.Kind, "memory", out.captured.Snapshot.Memory,
 				"bytes", out.captured.Snapshot.Bytes, "ms", out.captured.CaptureMs)

@@ -32,6 +32,10 @@ type fakeGuest struct {
 	stops   int
 	closed  int
 	egress  bool
+	dial    func(context.Context) (net.Conn, error)
+	proxy   agentlink.Proxy // what the agent was told
+	told    int             // how often
+	deaf    bool            // the agent refuses to be told
 	clients int
 	had     bool
 	hang    bool          // the agent takes connections and never answers
@@ -77,10 +81,17 @@ func (f *fakeGuest) ended() int { f.mu.Lock(); defer f.mu.Unlock(); return f.sto
 func (f *fakeGuest) set(change func(*fakeGuest)) { f.mu.Lock(); defer f.mu.Unlock(); change(f) }
 
 func (f *fakeGuest) Info() machine.Slot { return machine.Slot{} }
-func (f *fakeGuest) SetEgress(func(context.Context) (net.Conn, error)) {
+func (f *fakeGuest) SetEgress(dial func(context.Context) (net.Conn, error)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.egress = true
+	f.egress, f.dial = true, dial
+}
+
+// take is the agent's part in an order about the shell's proxy. Callers hold mu.
+func (f *fakeGuest) take(p agentlink.Proxy) {
+	if p.Version >= f.proxy.Version {
+		f.proxy = p
+	}
 }
 
 func (f *fakeGuest) Close(context.Context) error {
@@ -181,9 +192,22 @@ func (f *fakeGuest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		_ = json.NewDecoder(r.Body).Decode(&f.started)
+		f.take(f.started.Proxy)
 		w.WriteHeader(http.StatusNoContent)
 	case agentlink.ControlEvents:
 		f.stream(w, r)
+	case agentlink.ControlProxy: // no step of an operation
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.told++
+		if f.deaf {
+			http.Error(w, "no", http.StatusInternalServerError)
+			return
+		}
+		var p agentlink.Proxy
+		_ = json.NewDecoder(r.Body).Decode(&p)
+		f.take(p)
+		w.WriteHeader(http.StatusNoContent)
 	default:
 		if err := f.hold(w, r); errors.Is(err, errDead) {
 			panic(http.ErrAbortHandler)
@@ -205,6 +229,11 @@ func (f *fakeGuest) hold(w http.ResponseWriter, r *http.Request) error {
 		case agentlink.ControlFreeze:
 			f.frozen = true
 		case agentlink.ControlThaw:
+			var t agentlink.Thaw
+			_ = json.NewDecoder(r.Body).Decode(&t)
+			if t.Proxy != nil {
+				f.take(*t.Proxy)
+			}
 			f.frozen = false
 		case agentlink.ControlExport:
 			_, err := io.WriteString(w, f.state)

@@ -51,8 +51,8 @@ type Config struct {
 	Book      Book
 	Events    Events
 	Snapshots Snapshots
-	// Egress gives a session's way to proxyd.
-	Egress func(sessionID string, epoch uint64) func(context.Context) (net.Conn, error)
+	// Egress makes a session's way to proxyd, shut.
+	Egress func(sessionID string, epoch uint64) Way
 	// Peers gives the host that listens at a host link address.
 	Peers func(addr string) Peer
 	// Keeper is the driver where it keeps memory, nil where it does not; Rebuild
@@ -77,7 +77,7 @@ type Host struct {
 	book      Book
 	events    Events
 	snapshots Snapshots
-	egress    func(sessionID string, epoch uint64) func(context.Context) (net.Conn, error)
+	egress    func(sessionID string, epoch uint64) Way
 	peers     func(addr string) Peer
 	keeper    machine.Keeper
 	rebuild   Rebuild
@@ -154,8 +154,9 @@ func (h *Host) start(ctx context.Context, a hostlink.Acquire) (hostlink.Status, 
 		if len(a.Setup) > 0 {
 			rec.Setup = session.SetupRunning
 		}
-		if err = h.begin(ctx, guest, rec); err == nil {
-			return h.adopt(guest, rec), nil
+		way, err := h.begin(ctx, guest, rec)
+		if err == nil {
+			return h.adopt(guest, rec, way), nil
 		}
 		h.discard(guest)
 		err = h.refusal(ctx, a, err)
@@ -184,9 +185,9 @@ const startTime = 20 * time.Second
 // begin turns a waiting machine into the session's. It is in the book as such
 // before the agent hears of the session: from then on the customer's commands
 // run there, and no later hostd may take it for a fresh one.
-func (h *Host) begin(ctx context.Context, g *pool.Guest, rec Record) error {
+func (h *Host) begin(ctx context.Context, g *pool.Guest, rec Record) (Way, error) {
 	a := rec.Acquire
-	g.Slot.SetEgress(h.egress(a.SessionID, a.Epoch))
+	way := h.wayOf(g, a)
 	book := make(chan error, 1)
 	go func() { book <- h.book.PutSession(rec) }()
 	err := g.Machine.Promote(ctx)
@@ -194,20 +195,23 @@ func (h *Host) begin(ctx context.Context, g *pool.Guest, rec Record) error {
 	if err == nil {
 		sctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("no answer within %s", startTime))
 		defer cancel()
-		err = g.Agent.Start(sctx, agentlink.Start{SessionID: a.SessionID, Kind: a.Kind, Viewport: a.Viewport, Setup: a.Setup})
+		err = g.Agent.Start(sctx, agentlink.Start{SessionID: a.SessionID, Kind: a.Kind, Viewport: a.Viewport, Setup: a.Setup, Proxy: shellProxy(a)})
 	}
 	if err == nil {
-		return nil
+		return way, nil
 	}
+	way.Shut()
 	if errBook := h.book.Drop(rec); errBook != nil {
 		h.log.Error("a session that never began stays in the book", "session", a.SessionID, "error", errBook)
 	}
-	return fmt.Errorf("begin session: %w", err)
+	return nil, fmt.Errorf("begin session: %w", err)
 }
 
 // adopt starts the owner of a session whose machine has just been taken.
-func (h *Host) adopt(g *pool.Guest, rec Record) hostlink.Status {
+func (h *Host) adopt(g *pool.Guest, rec Record, way Way) hostlink.Status {
 	s := newLive(h, g, rec, running, agentlink.State{})
+	knows := shellProxy(rec.Acquire)
+	s.way, s.knows = way, &knows
 	status := s.status()
 	h.record(s.id, event.Event{At: rec.Since, Type: event.Lifecycle, Text: "Session is running.",
 		Data: mustJSON(map[string]any{"state": session.Running, "reason": "created"})})
@@ -328,6 +332,7 @@ func (h *Host) Patch(ctx context.Context, id string, set hostlink.Settings) (hos
 		}
 		return hostlink.Status{}, err
 	}
+	h.awaitTold(ctx, s)
 	return h.Get(ctx, id)
 }
 

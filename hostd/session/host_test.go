@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -255,6 +254,7 @@ type rig struct {
 	pool   *pool.Pool
 	book   *memBook
 	events *memEvents
+	ways   fakeWays
 	mu     sync.Mutex
 	guests []*fakeGuest // guarded by mu
 	fail   error        // of boots, guarded by mu
@@ -268,10 +268,7 @@ func newRig(t *testing.T, most int) *rig {
 }
 
 func (r *rig) newHost() *Host {
-	dial := func(string, uint64) func(context.Context) (net.Conn, error) {
-		return func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }
-	}
-	return NewHost(Config{Name: "h1", Pool: r.pool, Book: r.book, Events: r.events, Snapshots: newMemSnapshots(), Egress: dial, Log: quiet()})
+	return NewHost(Config{Name: "h1", Pool: r.pool, Book: r.book, Events: r.events, Snapshots: newMemSnapshots(), Egress: r.ways.way, Log: quiet()})
 }
 
 func (r *rig) boot(_ context.Context, kind session.Kind) (*pool.Guest, error) {

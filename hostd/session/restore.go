@@ -212,7 +212,7 @@ func (h *Host) refurnish(ctx context.Context, g *pool.Guest, rec Record, o hostl
 	}
 	a := rec.Acquire
 	sctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("no answer within %s", startTime))
-	err = g.Agent.Start(sctx, agentlink.Start{SessionID: a.SessionID, Kind: a.Kind, Viewport: a.Viewport, Held: true})
+	err = g.Agent.Start(sctx, agentlink.Start{SessionID: a.SessionID, Kind: a.Kind, Viewport: a.Viewport, Held: true, Proxy: shellProxy(a)})
 	cancel()
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/hostd/pool"
 	"github.com/berth-dev/berth/shared/agentlink"
+	"github.com/berth-dev/berth/shared/event"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
 )
@@ -56,6 +57,11 @@ type live struct {
 	clients    int
 	hadClients bool
 	notice     uint64             // number of the last notice taken
+	way        Way                // nil: none was opened yet
+	knows      *agentlink.Proxy   // what the agent knows of the shell's proxy, nil: nobody knows
+	telling    bool               // it is being told
+	untold     int                // how often it did not answer that
+	awaitTold  []chan answer      // who waits until it knows
 	tomb       hostlink.Tombstone // valid after done
 }
 
@@ -69,6 +75,10 @@ type order struct {
 	drop     bool   // of a target: the session ended meanwhile
 	reach    uint64 // answered when the agent's notices up to it were taken
 	reply    chan answer
+
+	told      *telling     // how an order about the shell's proxy ended
+	awaitTold bool         // answered when the agent knows of the shell's proxy
+	event     *event.Event // for the log
 }
 
 type answer struct {
@@ -156,6 +166,14 @@ func (s *live) obey(o order) {
 		o.reply <- answer{}
 	case o.drop:
 		o.reply <- answer{err: s.discard(nil)}
+	case o.told != nil:
+		s.toldShell(*o.told)
+		o.reply <- answer{}
+	case o.awaitTold:
+		s.awaitTold = append(s.awaitTold, o.reply)
+		s.answerTold()
+	case o.event != nil:
+		o.reply <- answer{err: s.recordEvent(*o.event)}
 	case o.settings != nil:
 		o.reply <- answer{err: s.patch(*o.settings)}
 	case o.capture != nil:
@@ -172,7 +190,8 @@ func (s *live) obey(o order) {
 
 func (s *live) status() hostlink.Status {
 	st := hostlink.Status{SessionID: s.id, Epoch: s.epoch, Since: s.rec.Since,
-		Warm: s.rec.Warm, Clients: s.clients, Setup: s.rec.Setup, SetupErr: s.rec.SetupErr, Version: s.rec.Acquire.Version}
+		Warm: s.rec.Warm, Clients: s.clients, Setup: s.rec.Setup, SetupErr: s.rec.SetupErr, Version: s.rec.Acquire.Version,
+		PassExpires: s.rec.Acquire.PassExpires}
 	if op := s.rec.Op; op != nil && !op.Going {
 		st.Held = &hostlink.Held{OpID: op.ID, Role: op.Role}
 	}
@@ -186,6 +205,7 @@ func (s *live) awake(grace time.Duration) {
 	s.deadline.Reset(time.Until(s.rec.deadline()))
 	s.watchClients(grace)
 	s.hear()
+	s.tellShell()
 	s.gate.set(true)
 }
 
@@ -219,15 +239,22 @@ func (s *live) machineDied() {
 }
 
 func (s *live) patch(set hostlink.Settings) error {
-	if set.Version <= s.rec.Acquire.Version {
+	now, fresh, ok := newer(s.rec.Acquire.Settings, set, s.epoch)
+	if !ok {
 		return nil // an older order that came late
 	}
 	rec := s.rec
-	rec.Acquire.Settings, rec.Patched = set, time.Now().UTC()
+	if rec.Acquire.Settings = now; fresh {
+		rec.Patched = time.Now().UTC()
+	}
 	if err := s.write(rec); err != nil {
 		return err
 	}
-	if s.phase == running {
+	if s.phase != held {
+		s.openWay()
+	}
+	s.tellShell()
+	if s.phase == running && fresh {
 		s.deadline.Reset(time.Until(s.rec.deadline()))
 		s.watchClients(session.DisconnectGrace)
 	}
@@ -266,6 +293,7 @@ func (s *live) end(t hostlink.Tombstone) {
 func (s *live) leave() {
 	s.over = true
 	s.gate.set(false)
+	s.shutWay()
 	s.host.forget(s)
 	close(s.done)
 	if s.guest != nil {

@@ -97,21 +97,22 @@ func (s *live) setGoing() {
 	op := *s.rec.Op
 	op.Going = true
 	s.rec.Op = &op
+	s.openWay() // in place before anything inside runs
+	proxy := shellProxy(s.rec.Acquire)
+	s.knows = &proxy
 	s.begin(func(ctx context.Context) (out outcome) {
 		ctx, cancel := context.WithTimeoutCause(ctx, thawTime, fmt.Errorf("not going within %s", thawTime))
 		defer cancel()
-		out.state, out.err = s.thaw(ctx, op)
+		out.state, out.err = s.thaw(ctx, op, proxy)
 		return out
 	})
 }
 
-// thaw lets the machine go on. The way out is in place before anything inside
-// runs, and the customer's processes run when clock, entropy and identity are
-// right, which is the agent's part.
-func (s *live) thaw(ctx context.Context, op Op) (st agentlink.State, err error) {
+// thaw lets the machine go on. The customer's processes run when clock, entropy
+// and identity are right, which is the agent's part.
+func (s *live) thaw(ctx context.Context, op Op, proxy agentlink.Proxy) (st agentlink.State, err error) {
 	step := newSteps("thaw")
 	defer step.log(s.log)
-	s.guest.Slot.SetEgress(s.host.egress(s.id, s.epoch))
 	if op.Role == hostlink.Target {
 		if err := s.guest.Machine.Promote(ctx); err != nil {
 			return st, err
@@ -123,7 +124,7 @@ func (s *live) thaw(ctx context.Context, op Op) (st agentlink.State, err error) 
 		}
 	}
 	step.done("cont")
-	if err := s.thawAgent(ctx); err != nil {
+	if err := s.thawAgent(ctx, proxy); err != nil {
 		return st, err
 	}
 	step.done("agent")
@@ -135,10 +136,12 @@ func (s *live) thaw(ctx context.Context, op Op) (st agentlink.State, err error) 
 
 // thawAgent asks until the agent has answered: the first connections after a
 // restore may be lost.
-func (s *live) thawAgent(ctx context.Context) error {
+func (s *live) thawAgent(ctx context.Context, proxy agentlink.Proxy) error {
+	order := pool.Thaw(false)
+	order.Proxy = &proxy
 	for {
 		try, cancel := context.WithTimeoutCause(ctx, thawTry, fmt.Errorf("no answer within %s", thawTry))
-		err := s.guest.Agent.Thaw(try, pool.Thaw(false))
+		err := s.guest.Agent.Thaw(try, order)
 		cancel()
 		if err == nil {
 			return nil

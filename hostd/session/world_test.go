@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -31,6 +30,7 @@ type world struct {
 	events *memEvents
 	snaps  *memSnapshots
 	others map[string]*world
+	ways   fakeWays
 
 	host *Host
 	pool *pool.Pool
@@ -80,9 +80,7 @@ func (w *world) start() {
 	w.pool = pool.New(pool.Config{MaxTotal: 8, Parallel: 1}, w.boot, quiet())
 	cfg := Config{Name: w.name, Pool: w.pool, Book: w.book, Events: w.events, Snapshots: w.snaps, Rebuild: w.rebuild, Log: quiet(),
 		Peers: func(addr string) Peer { return peer{w.others[addr]} },
-		Egress: func(string, uint64) func(context.Context) (net.Conn, error) {
-			return func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }
-		}}
+		Egress: w.ways.way}
 	if w.keeps {
 		cfg.Keeper = fakeKeeper{made: w.made}
 	}
