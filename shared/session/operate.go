@@ -103,6 +103,9 @@ func decided(s Session, opID string) (_ Session, committed bool, _ error) {
 }
 
 func pause(s Session, now time.Time) Session {
+	if since, ok := span(s); ok {
+		s.Spans = addSpan(s.Spans, since, now)
+	}
 	s.Before = Usage(s, now)
 	s.Status, s.PausedAt, s.RunningSince = Paused, now, time.Time{}
 	s.ExpiresAt = now.Add(PausedMax)

@@ -155,6 +155,8 @@ type Session struct {
 	// older than it, whose one span began at StartedAt.
 	RunningSince time.Time     `json:"runningSince"`
 	Before       time.Duration `json:"before,omitempty"`
+	// Spans are the earlier spans, so that running time can be told by day.
+	Spans []Span `json:"spans,omitempty"`
 
 	// SettingsVersion rises with every PATCH; hostd keeps the highest it saw.
 	SettingsVersion uint64 `json:"settingsVersion"`
