@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/event"
 )
 
@@ -69,8 +70,16 @@ func TestDecodeBody(t *testing.T) {
 		{"createSession", `{"userMetadata":{"a":"` + strings.Repeat("x", 65536-8) + `"}}`, ""},
 		{"createSession", `{"userMetadata":{"a":"` + strings.Repeat("x", 65536-7) + `"}}`, "userMetadata: must be at most 65536 bytes of JSON"},
 		{"createSession", `{"userMetadata":` + strings.Repeat(`{"a":`, 64) + `1` + strings.Repeat(`}`, 65), "must nest at most 64 deep"},
-		{"createSession", `{"proxy":true}`, "proxy: not available yet"},
-		{"createSession", `{"proxy":null}`, "proxy: not available yet"},
+		{"createSession", `{"proxy":true}`, ""},
+		{"createSession", `{"proxy":null}`, "proxy: must be true, an object or a list of up to 10 rules"},
+		{"createSession", `{"proxy":false}`, "proxy: must be true, an object or a list of up to 10 rules"},
+		{"createSession", `{"proxy":{"type":"custom","server":"http://a:1","username":"u","password":"p"}}`, ""},
+		{"createSession", `{"proxy":{"type":"residential","country":"us","state":"New York","city":"Albany","ip":"rotating","scope":"all","domainPattern":"a"}}`, ""},
+		{"createSession", `{"proxy":[{"type":"none","domainPattern":"a"},{"type":"datacenter"}]}`, ""},
+		{"createSession", `{"proxy":{"type":"residential","city":"x"}}`, "proxy.city: needs a country"},
+		{"createSession", `{"proxy":[{"type":"residential"},{"type":"datacenter","state":"us_ohio"}]}`, "proxy[1].state: is not for datacenter proxies"},
+		{"createSession", `{"proxy":{"type":"custom","server":"http://a:1","type":"none"}}`, "proxy.type: must be given once"},
+		{"createSession", `{"proxy":{"type":"custom","server":"http://a:1","pass":"x"}}`, "proxy.pass: unknown field; use type, country"},
 		{"createSession", `{"context":{"id":"x"}}`, "context: not available yet"},
 		{"createSession", `{"setup":["true"]}`, ""},
 		{"createSession", `{"setup":["true",""]}`, "setup[1]: must not be empty"},
@@ -87,7 +96,10 @@ func TestDecodeBody(t *testing.T) {
 		{"patchSession", ``, "body: must be a JSON object"},
 		{"patchSession", `{}`, ""},
 		{"patchSession", `{"timeout":59}`, "timeout: " + min + " 60"},
-		{"patchSession", `{"proxy":null}`, "proxy: not available yet"},
+		{"patchSession", `{"proxy":null}`, ""},
+		{"patchSession", `{"proxy":true}`, ""},
+		{"patchSession", `{"proxy":[]}`, "proxy: must hold at least one rule"},
+		{"patchSession", `{"proxy":"none"}`, "proxy: must be true, an object or a list"},
 		{"patchSession", `{"captcha":"x"}`, "captcha: must be ask or ignore"},
 		{"patchSession", `{"browser":true}`, "browser: unknown field"},
 		{"rotateSessionUrls", ``, ""},
@@ -175,6 +187,42 @@ func TestDefaults(t *testing.T) {
 	var l ListSessionEventsParams
 	if err := a.Operation("listSessionEvents").DecodeParams(nil, noHeader, &l); err != nil || *l.Limit != event.DefaultPage {
 		t.Errorf("events %+v, %v", l, err)
+	}
+}
+
+// null removes the proxy, left out it stays: the type keeps the two apart.
+func TestPatchTellsNullFromAbsent(t *testing.T) {
+	for body, want := range map[string]string{`{}`: "", `{"proxy":null}`: "null", `{"timeout":6e1,"proxy":null}`: "null", `{"proxy": true}`: "true"} {
+		var p PatchSession
+		if _, err := mustLoad(t).Operation("patchSession").DecodeBody([]byte(body), &p); err != nil || string(p.Proxy) != want {
+			t.Errorf("%s: %q, %v; want %q", body, p.Proxy, err, want)
+		}
+	}
+}
+
+// What the reader of settings accepts, the schemas of requests and answers
+// accept too: else a client would hear that none of the shapes fits.
+func TestProxySchemasAgreeWithTheReader(t *testing.T) {
+	a := mustLoad(t)
+	for _, setting := range []string{
+		`true`, `{"type":"residential"}`, `{"type":"residential","state":"U.S. Virgin Islands","city":"St. John's","ip":"rotating","scope":"all"}`,
+		`{"type":"datacenter","country":"de","domainPattern":"^é<>&$"}`, `{"type":"custom","server":"HTTPS://[2606:4700::1]:8443/","username":"ü b","password":"p"}`,
+		`[{"type":"none","domainPattern":"a"},{"type":"custom","server":"http://proxy.example.:3128"}]`,
+		`[{"type":"residential"}` + strings.Repeat(`,{"type":"none","scope":"all"}`, 9) + `]`,
+	} {
+		var c CreateSession
+		if _, err := a.Operation("createSession").DecodeBody([]byte(`{"proxy":`+setting+`}`), &c); err != nil {
+			t.Errorf("%s: %v", setting, err)
+			continue
+		}
+		s, err := egress.ParseSetting(c.Proxy, egress.Sticky)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shape := a.Operation("getSession").responses.Value("200").Value.Content["application/json"].Schema.Value.Properties["proxy"].Value
+		if err := checkJSON(shape, s.Shown()); err != nil {
+			t.Errorf("%s is shown as %s: %v", setting, s.Shown(), err)
+		}
 	}
 }
 
@@ -275,7 +323,11 @@ func TestCodesHaveTheirStatus(t *testing.T) {
 		for status, ref := range op.responses.Map() {
 			codes, _ := ref.Value.Extensions["x-codes"].([]any)
 			for _, c := range codes {
-				if got := apierr.New(apierr.Code(c.(string)), "x").Status(); !strings.HasPrefix(status, itoa(got)) {
+				got := apierr.New(apierr.Code(c.(string)), "x").Status()
+				if c == "plan_limit" && status == "402" { // what a plan does not include; 403 is a limit of it
+					got = apierr.New(apierr.PlanLimit, "x").PaymentRequired().Status()
+				}
+				if !strings.HasPrefix(status, itoa(got)) {
 					t.Errorf("%s: %s is declared for %s, but has status %d", op.ID, c, status, got)
 				}
 			}
@@ -322,7 +374,8 @@ func TestCheckResponse(t *testing.T) {
 // FuzzDecodeBody: whatever comes, no panic, and what is accepted is one JSON
 // value that decodes into the generated type and is accepted again.
 func FuzzDecodeBody(f *testing.F) {
-	for _, s := range []string{`{}`, `{"timeout":60,"viewport":{"width":200,"height":200}}`, `{"setup":["a"]}`, `{"a":1,"a":2}`, `[[[[`, "{\"a\":\"\xff\"}", `{"timeout":1e2}`} {
+	for _, s := range []string{`{}`, `{"timeout":60,"viewport":{"width":200,"height":200}}`, `{"setup":["a"]}`, `{"a":1,"a":2}`, `[[[[`, "{\"a\":\"\xff\"}", `{"timeout":1e2}`,
+		`{"proxy":[{"type":"custom","server":"http://a:1","password":"p"},{"type":"residential","state":"ohio","domainPattern":"a"}]}`} {
 		f.Add([]byte(s))
 	}
 	op := mustLoad(f).Operation("createSession")

@@ -9,6 +9,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/egress"
 )
 
 // DecodeBody checks a JSON body against the operation's schema and fills v, a
@@ -34,6 +35,9 @@ func (op *Operation) DecodeBody(b []byte, v any) ([]byte, error) {
 		return nil, err
 	}
 	if err := notYet(op.body, parsed); err != nil {
+		return nil, err
+	}
+	if err := ownChecks(op.body, parsed, b); err != nil {
 		return nil, err
 	}
 	if err := check(op.body, parsed, ""); err != nil {
@@ -67,6 +71,35 @@ func notYet(s *openapi3.Schema, value any) error {
 	for _, name := range sortedKeys(obj) {
 		if p := s.Properties[name]; p != nil && p.Value.Extensions["x-not-yet"] == true {
 			return apierr.New(apierr.InvalidRequest, "%s: not available yet; leave it out", name)
+		}
+	}
+	return nil
+}
+
+// readers are what x-check names. They come before the schema, whose word on a
+// choice of shapes is only that none fits.
+var readers = map[any]func(json.RawMessage) error{
+	"proxy": func(raw json.RawMessage) error {
+		_, err := egress.ParseSetting(raw, egress.Sticky)
+		return err
+	},
+}
+
+// ownChecks lets the readers of an object's fields (x-check) see those that are
+// given.
+func ownChecks(s *openapi3.Schema, value any, b []byte) error {
+	obj, _ := value.(map[string]any)
+	for _, name := range sortedKeys(obj) {
+		p := s.Properties[name]
+		if p == nil || readers[p.Value.Extensions["x-check"]] == nil {
+			continue
+		}
+		var raw map[string]json.RawMessage
+		if err := json.Unmarshal(b, &raw); err != nil {
+			return apierr.Wrap(err, apierr.InvalidRequest, "body: must be a JSON object")
+		}
+		if err := readers[p.Value.Extensions["x-check"]](raw[name]); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -209,6 +209,66 @@ func (e PricingCurrency) Valid() bool {
 	}
 }
 
+// Defines values for ProxyRequestIp.
+const (
+	ProxyRequestIpRotating ProxyRequestIp = "rotating"
+	ProxyRequestIpSticky   ProxyRequestIp = "sticky"
+)
+
+// Valid indicates whether the value is a known member of the ProxyRequestIp enum.
+func (e ProxyRequestIp) Valid() bool {
+	switch e {
+	case ProxyRequestIpRotating:
+		return true
+	case ProxyRequestIpSticky:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ProxyRequestScope.
+const (
+	ProxyRequestScopeAll     ProxyRequestScope = "all"
+	ProxyRequestScopeBrowser ProxyRequestScope = "browser"
+)
+
+// Valid indicates whether the value is a known member of the ProxyRequestScope enum.
+func (e ProxyRequestScope) Valid() bool {
+	switch e {
+	case ProxyRequestScopeAll:
+		return true
+	case ProxyRequestScopeBrowser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ProxyRequestType.
+const (
+	ProxyRequestTypeCustom      ProxyRequestType = "custom"
+	ProxyRequestTypeDatacenter  ProxyRequestType = "datacenter"
+	ProxyRequestTypeNone        ProxyRequestType = "none"
+	ProxyRequestTypeResidential ProxyRequestType = "residential"
+)
+
+// Valid indicates whether the value is a known member of the ProxyRequestType enum.
+func (e ProxyRequestType) Valid() bool {
+	switch e {
+	case ProxyRequestTypeCustom:
+		return true
+	case ProxyRequestTypeDatacenter:
+		return true
+	case ProxyRequestTypeNone:
+		return true
+	case ProxyRequestTypeResidential:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ProxyRuleIp.
 const (
 	ProxyRuleIpRotating ProxyRuleIp = "rotating"
@@ -363,9 +423,9 @@ type CreateSession struct {
 	Context   interface{} `json:"context,omitempty"`
 	KeepAlive *bool       `json:"keepAlive,omitempty"`
 
-	// Proxy true (a sticky residential proxy in the US), one proxy, or a list of up to 10 rules of which the first that matches a connection's host name serves it; a connection that none matches goes straight out.
-	Proxy  *ProxySetting `json:"proxy,omitempty"`
-	Region *string       `json:"region,omitempty"`
+	// Proxy true, one proxy, or a list of up to 10 rules that are tried in order for every connection: the first whose domainPattern matches the host name serves it, one without a pattern matches every host and belongs last, and a connection that none matches goes straight out. One proxy with a domainPattern behaves as a list of one. Rules that set scope agree on it.
+	Proxy  ProxySetting `json:"proxy,omitempty"`
+	Region *string      `json:"region,omitempty"`
 
 	// Setup Commands run in order in the shell at start.
 	Setup *[]string `json:"setup,omitempty"`
@@ -545,9 +605,9 @@ type PatchSession struct {
 	Captcha   *PatchSessionCaptcha `json:"captcha,omitempty"`
 	KeepAlive *bool                `json:"keepAlive,omitempty"`
 
-	// Proxy As at create; null removes the proxy.
-	Proxy   *json.RawMessage `json:"proxy,omitempty"`
-	Timeout *int             `json:"timeout,omitempty"`
+	// Proxy As at create, and in place of all that was set before, a password too; null removes the proxy, left out it stays as it is. New connections follow the change at once, open ones finish as they are; shell commands started after it have the new environment, an open terminal keeps its own.
+	Proxy   json.RawMessage `json:"proxy,omitempty"`
+	Timeout *int            `json:"timeout,omitempty"`
 
 	// UserMetadata Any JSON object, kept as it is.
 	UserMetadata *UserMetadata `json:"userMetadata,omitempty"`
@@ -581,7 +641,49 @@ type Pricing struct {
 // PricingCurrency defines model for Pricing.Currency.
 type PricingCurrency string
 
-// ProxyRule One proxy as the API shows it. Fields that were not given and have no default are left out.
+// ProxyRequest One proxy, or one rule of a list.
+type ProxyRequest struct {
+	// City Such as new_york or New York; residential, with a country. Only the form is checked.
+	City *string `json:"city,omitempty"`
+
+	// Country ISO 3166-1 code, such as US; residential and datacenter. Without it the address may be anywhere.
+	Country *string `json:"country,omitempty"`
+
+	// DomainPattern Regular expression (RE2) tested against the host name alone, disregarding case, unanchored: ^ and $ anchor it.
+	DomainPattern *string `json:"domainPattern,omitempty"`
+
+	// Ip sticky: one address until a new one is asked for, the default of sessions; rotating: a new one for each connection.
+	Ip *ProxyRequestIp `json:"ip,omitempty"`
+
+	// Password Of a custom proxy. Kept encrypted, never shown, and out of the machine's reach.
+	Password *string `json:"password,omitempty"`
+
+	// Scope browser, the default: the browser's connections; all: the shell's too, by HTTP_PROXY, HTTPS_PROXY and ALL_PROXY.
+	Scope *ProxyRequestScope `json:"scope,omitempty"`
+
+	// Server http://host:port or https://host:port; required for custom. Its address must be public, which is checked at each connection (proxy_not_public).
+	Server *string `json:"server,omitempty"`
+
+	// State us_ and the name of a US state, such as us_new_york, or the name itself; residential. Implies country US.
+	State *string `json:"state,omitempty"`
+
+	// Type Through the platform's residential or datacenter addresses, through a proxy of one's own, or, in lists only, straight out.
+	Type ProxyRequestType `json:"type"`
+
+	// Username Login of a custom proxy.
+	Username *string `json:"username,omitempty"`
+}
+
+// ProxyRequestIp sticky: one address until a new one is asked for, the default of sessions; rotating: a new one for each connection.
+type ProxyRequestIp string
+
+// ProxyRequestScope browser, the default: the browser's connections; all: the shell's too, by HTTP_PROXY, HTTPS_PROXY and ALL_PROXY.
+type ProxyRequestScope string
+
+// ProxyRequestType Through the platform's residential or datacenter addresses, through a proxy of one's own, or, in lists only, straight out.
+type ProxyRequestType string
+
+// ProxyRule One proxy as the API shows it. Fields that were not given and have no default are left out; never a password.
 type ProxyRule struct {
 	// City Residential.
 	City *string `json:"city,omitempty"`
@@ -590,31 +692,35 @@ type ProxyRule struct {
 	Country *string `json:"country,omitempty"`
 
 	// DomainPattern RE2, tested against the host name, without anchors and case.
-	DomainPattern *string         `json:"domainPattern,omitempty"`
-	Ip            *ProxyRuleIp    `json:"ip,omitempty"`
-	Scope         *ProxyRuleScope `json:"scope,omitempty"`
+	DomainPattern *string     `json:"domainPattern,omitempty"`
+	Ip            ProxyRuleIp `json:"ip"`
 
-	// Server Custom: http://host:port or https://host:port.
+	// Scope Always there for one proxy; in a list where it was given.
+	Scope *ProxyRuleScope `json:"scope,omitempty"`
+
+	// Server Custom.
 	Server *string `json:"server,omitempty"`
 
 	// State Residential.
 	State *string `json:"state,omitempty"`
 
 	// Type none (straight out) stands in lists only.
-	Type     ProxyRuleType `json:"type"`
-	Username *string       `json:"username,omitempty"`
+	Type ProxyRuleType `json:"type"`
+
+	// Username Custom.
+	Username *string `json:"username,omitempty"`
 }
 
 // ProxyRuleIp defines model for ProxyRule.Ip.
 type ProxyRuleIp string
 
-// ProxyRuleScope defines model for ProxyRule.Scope.
+// ProxyRuleScope Always there for one proxy; in a list where it was given.
 type ProxyRuleScope string
 
 // ProxyRuleType none (straight out) stands in lists only.
 type ProxyRuleType string
 
-// ProxySetting true (a sticky residential proxy in the US), one proxy, or a list of up to 10 rules of which the first that matches a connection's host name serves it; a connection that none matches goes straight out.
+// ProxySetting true, one proxy, or a list of up to 10 rules that are tried in order for every connection: the first whose domainPattern matches the host name serves it, one without a pattern matches every host and belongs last, and a connection that none matches goes straight out. One proxy with a domainPattern behaves as a list of one. Rules that set scope agree on it.
 type ProxySetting = json.RawMessage
 
 // ReleasedList defines model for ReleasedList.
