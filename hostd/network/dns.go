@@ -118,5 +118,5 @@ func (n *Network) relayDNS(ctx context.Context, conn *net.TCPConn) {
 		_ = proxylink.Relay(ctx, conn, up.(*net.TCPConn), nil, nil)
 		return
 	}
-	reset(conn)
+	abort(conn)
 }

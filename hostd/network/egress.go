@@ -101,40 +101,57 @@ func (s *Slot) acceptAll(ctx context.Context, ln *net.TCPListener, limit int, se
 				serve(ctx, conn)
 			})
 		default:
-			reset(conn)
+			abort(conn)
 		}
 	}
 }
 
-// tunnel carries one connection of the machine to proxyd.
+// tunnel carries one connection of the machine to proxyd. Which proxyd, and with
+// which pass, is decided when the client says something: browsers connect ahead
+// of need, and what comes later shall go by what holds then.
 func (s *Slot) tunnel(ctx context.Context, conn *net.TCPConn) {
-	dial := s.egress.Load()
-	if dial == nil {
-		reset(conn)
+	if s.egress.Load() == nil {
+		abort(conn)
 		return
 	}
-	dctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	proxy, err := (*dial)(dctx)
-	cancel()
+	buf := heads.Get().(*[2 * headSize]byte)
+	proxy := s.begin(ctx, conn, buf)
+	heads.Put(buf)
+	if proxy != nil {
+		_ = proxylink.Relay(ctx, conn, proxy, nil, nil) // how a connection ended is proxyd's to log
+	}
+}
+
+// begin carries the first bytes of a connection; nil when it came to nothing and
+// is closed.
+func (s *Slot) begin(ctx context.Context, conn *net.TCPConn, buf *[2 * headSize]byte) proxylink.HalfCloser {
+	n, err := first(ctx, conn, buf[:headSize])
+	if err != nil { // the client left without a word, or the slot closes
+		conn.Close()
+		return nil
+	}
+	proxy, answer, err := s.introduce(ctx, buf[:n], buf[headSize:])
 	if err != nil {
 		egressFailed.Inc()
 		s.net.log.Warn("no way to proxyd", "slot", s.info.Index, "port", strconv.Itoa(agentlink.EgressPort), "error", err)
-		reset(conn)
-		return
+		abort(conn)
+		return nil
 	}
-	half, ok := proxy.(proxylink.HalfCloser)
-	if !ok { // a programming error of the caller, not of the machine
-		s.net.log.Error("egress connection cannot half-close", "type", fmt.Sprintf("%T", proxy))
-		proxy.Close()
-		reset(conn)
-		return
+	if len(answer) > 0 {
+		if _, err := conn.Write(answer); err != nil {
+			abort(conn)
+			abort(proxy)
+			return nil
+		}
 	}
-	_ = proxylink.Relay(ctx, conn, half, nil, nil) // how a connection ended is proxyd's to log
+	return proxy
 }
 
-// reset closes with RST: the client sees at once that nobody serves it.
-func reset(conn *net.TCPConn) {
-	_ = conn.SetLinger(0)
+// abort closes with RST: the other end sees at once that nobody serves it.
+func abort(conn net.Conn) {
+	if tcp, ok := conn.(interface{ SetLinger(int) error }); ok {
+		_ = tcp.SetLinger(0)
+	}
 	conn.Close()
 }
 

@@ -56,6 +56,16 @@ func wantRefusal(t *testing.T, s *Slot) {
 	}
 }
 
+// wantNoWay says something to the listener, which finds no proxyd for it.
+func wantNoWay(t *testing.T, s *Slot) {
+	t.Helper()
+	conn := dialInside(t, s, "tcp", egressAt)
+	if _, err := conn.Write([]byte{5}); err != nil {
+		t.Fatal(err)
+	}
+	wantReset(t, conn)
+}
+
 func TestEgressListener(t *testing.T) {
 	n := openNet(t, nil)
 	s := makeSlot(t, n)
@@ -72,7 +82,7 @@ func TestEgressListener(t *testing.T) {
 		t.Errorf("after a half-close: %v", err)
 	}
 	s.SetEgress(func(context.Context) (net.Conn, error) { return nil, errors.New("proxyd is away") })
-	wantRefusal(t, s)
+	wantNoWay(t, s)
 	s.SetEgress(nil)
 	wantRefusal(t, s)
 }
@@ -126,8 +136,12 @@ func TestEgressThroughProxyd(t *testing.T) {
 	newWeb(t, n, echoPort, 25)
 	p := startProxyd(t)
 	s := makeSlot(t, n)
+	pass, err := proxylink.SealPass(p.secret, proxylink.Pass{SessionID: "one", Epoch: 1, Version: 1, Expires: time.Now().Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	s.SetEgress(func(ctx context.Context) (net.Conn, error) {
-		return proxylink.Dial(ctx, p.link, proxylink.Hello{Proof: p.secret.Proof(), SessionID: "one", Epoch: 1})
+		return proxylink.Dial(ctx, p.link, proxylink.Hello{Proof: p.secret.Proof(), Host: "h1", SessionID: "one", Epoch: 1, Pass: pass})
 	})
 	for _, gid := range []uint32{agentlink.BrowserGID, agentlink.UserGID} {
 		expect(t, s, gid, map[string]string{
@@ -151,7 +165,7 @@ func TestEgressThroughProxyd(t *testing.T) {
 	}
 	// A wrong proof gets nothing.
 	s.SetEgress(func(ctx context.Context) (net.Conn, error) {
-		return proxylink.Dial(ctx, p.link, proxylink.Hello{Proof: "guess", SessionID: "one", Epoch: 1})
+		return proxylink.Dial(ctx, p.link, proxylink.Hello{Proof: "guess", Host: "h1", SessionID: "one", Epoch: 1, Pass: pass})
 	})
 	if r := inSlot(t, s, agentlink.BrowserGID, "connect="+webAddr+":4007"); r["connect="+webAddr+":4007"].Result == "ok" {
 		t.Error("a connection without the cluster's proof was served")

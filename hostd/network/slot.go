@@ -19,7 +19,8 @@ import (
 // ErrFull says that no index is free.
 var ErrFull = errors.New("no free slot on this host")
 
-// DialEgress opens a connection to proxyd on which the Hello has been written.
+// DialEgress opens a connection to proxyd on which the Hello has been written. It
+// is called once a client has said something.
 type DialEgress func(ctx context.Context) (net.Conn, error)
 
 // Slot is one machine's place in the network. Safe for concurrent use.

@@ -79,7 +79,7 @@ func (w *world) start() {
 	}
 	w.pool = pool.New(pool.Config{MaxTotal: 8, Parallel: 1}, w.boot, quiet())
 	cfg := Config{Name: w.name, Pool: w.pool, Book: w.book, Events: w.events, Snapshots: w.snaps, Rebuild: w.rebuild, Log: quiet(),
-		Peers: func(addr string) Peer { return peer{w.others[addr]} },
+		Peers:  func(addr string) Peer { return peer{w.others[addr]} },
 		Egress: w.ways.way}
 	if w.keeps {
 		cfg.Keeper = fakeKeeper{made: w.made}
