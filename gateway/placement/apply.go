@@ -43,6 +43,7 @@ func init() { // a literal would be an initialisation cycle through decodeComman
 		patchSession:  with((*change).patchSession),
 		setSetup:      with((*change).setSetup),
 		rotateURLs:    with((*change).rotateURLs),
+		rotateProxy:   with((*change).rotateProxy),
 		putKey:        with((*change).putKey),
 		revokeKey:     with((*change).revokeKey),
 		setPlans:      with((*change).setPlans),
@@ -100,7 +101,7 @@ func (c *change) initCluster(d initClusterData) (Result, error) {
 func (c *change) createSession(d createSessionData) (Result, error) {
 	c.forgetIdempotency()
 	s := &d.Session
-	if known := c.idempotent(s.ProjectID, d.IdempotencyKey); known != nil {
+	if known := idempotent(c.txn, c.head.Clock, s.ProjectID, d.IdempotencyKey); known != nil {
 		return Result{Session: known, Already: true}, nil
 	}
 	if s.ID == "" || s.Status != session.Running || strings.ContainsRune(d.IdempotencyKey, 0) {
@@ -123,16 +124,17 @@ func (c *change) createSession(d createSessionData) (Result, error) {
 	return Result{Session: s}, nil
 }
 
-// idempotent gives the session that the project made with the key, or nil.
-func (c *change) idempotent(project, key string) *session.Session {
+// idempotent gives the session that the project made with the key, or nil; clock
+// is the record's.
+func idempotent(txn *memdb.Txn, clock int64, project, key string) *session.Session {
 	if key == "" {
 		return nil
 	}
-	known := first[idemKey](c.txn, tabIdem, byID, words(project, key))
-	if known == nil || c.head.Clock-known.At >= idempotencyAge.Milliseconds() {
+	known := first[idemKey](txn, tabIdem, byID, words(project, key))
+	if known == nil || clock-known.At >= idempotencyAge.Milliseconds() {
 		return nil
 	}
-	return first[session.Session](c.txn, tabSessions, byID, []byte(known.SessionID))
+	return first[session.Session](txn, tabSessions, byID, []byte(known.SessionID))
 }
 
 // roomForOne checks the plan's limit against the sessions themselves.
@@ -210,6 +212,14 @@ func (c *change) rotateURLs(d rotateURLsData) (Result, error) {
 	next, err := session.RotateURLs(*s, d.Disconnect)
 	next.URLIndex = c.head.Index
 	return c.update(next, err)
+}
+
+func (c *change) rotateProxy(d rotateProxyData) (Result, error) {
+	s, err := c.session(d.ID)
+	if err != nil {
+		return Result{}, err
+	}
+	return c.update(session.RotateProxy(*s))
 }
 
 func (c *change) session(id string) (*session.Session, error) {

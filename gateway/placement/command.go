@@ -36,6 +36,7 @@ const (
 	patchSession  kind = "patch_session"
 	setSetup      kind = "set_setup"
 	rotateURLs    kind = "rotate_urls"
+	rotateProxy   kind = "rotate_proxy"
 	putKey        kind = "put_key"
 	revokeKey     kind = "revoke_key"
 	setPlans      kind = "set_plans"
@@ -64,6 +65,9 @@ type (
 	rotateURLsData struct {
 		ID         string `json:"id"`
 		Disconnect bool   `json:"disconnect,omitempty"`
+	}
+	rotateProxyData struct {
+		ID string `json:"id"`
 	}
 	endSessionData struct {
 		ID     string            `json:"id"`

@@ -64,6 +64,13 @@ func (r *Record) RotateURLs(ctx context.Context, id string, disconnect bool) (se
 	return value(res.Session), err
 }
 
+// RotateProxy makes every proxy of a session take a new address. Errors:
+// invalid_request without a proxy, session_not_running once it has ended.
+func (r *Record) RotateProxy(ctx context.Context, id string) (session.Session, error) {
+	res, err := r.apply(ctx, rotateProxy, rotateProxyData{id})
+	return value(res.Session), err
+}
+
 // PutKey adds an API key, and its project if that is new (then Plan is
 // required); a plan or name that is given replaces the project's. A key whose hash
 // the project has already comes back as it is. Empty ID and zero CreatedAt are

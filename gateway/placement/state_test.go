@@ -168,6 +168,14 @@ func TestIdempotencyKeys(t *testing.T) {
 	if r := l.must(l.create("e", "key")); !r.Already {
 		t.Error("forgotten before 24 h")
 	}
+	if s, ok := l.View().MadeWith("p", "key"); !ok || s.ID != "a" {
+		t.Errorf("the view has %+v, %v", s, ok)
+	}
+	for _, other := range [][2]string{{"p", "other"}, {"p", ""}, {"r", "key"}} {
+		if s, ok := l.View().MadeWith(other[0], other[1]); ok {
+			t.Errorf("%q made %+v", other, s)
+		}
+	}
 	l.now = l.now.Add(time.Millisecond)
 	if r := l.must(l.create("f", "key")); r.Already || r.Session.ID != "f" {
 		t.Errorf("after 24 h: %+v", r)

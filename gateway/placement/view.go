@@ -40,6 +40,12 @@ func (v *View) Session(id string) (session.Session, bool) {
 	return found(first[session.Session](v.txn, tabSessions, byID, []byte(id)))
 }
 
+// MadeWith finds the session that a project made with an idempotency key that
+// still holds.
+func (v *View) MadeWith(project, key string) (session.Session, bool) {
+	return found(idempotent(v.txn, v.head.Clock, project, key))
+}
+
 // WatchSession finds a session and gives a channel that closes when it may
 // have changed, or appeared; then ask a new view.
 func (v *View) WatchSession(id string) (_ session.Session, ok bool, changed <-chan struct{}) {

@@ -54,6 +54,24 @@ func TestParseSettingKeepsThePassword(t *testing.T) {
 	}
 }
 
+// However a setting is printed, no password gets into logs.
+func TestPasswordsAreNotPrinted(t *testing.T) {
+	s := parsed(t, `{"type":"custom","server":"http://a:1","username":"u","password":"hunter2"}`)
+	s.Rules[0].Sealed = []byte("hunter2")
+	b, err := json.Marshal(struct{ S *Setting }{s.Bare()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{fmt.Sprint(s), fmt.Sprintf("%v %+v", *s, *s), fmt.Sprintf("%+v", struct{ S Setting }{*s}), string(s.Shown()), string(b)} {
+		if strings.Contains(text, "hunter2") || strings.Contains(text, "aHVudGVyMg") || !strings.Contains(text, "http://a:1") {
+			t.Errorf("printed as %s", text)
+		}
+	}
+	if s.Rules[0].Password != "hunter2" || (*Setting)(nil).Bare() != nil {
+		t.Error("the setting itself was changed")
+	}
+}
+
 func TestParseSettingDefaultRotation(t *testing.T) {
 	s, err := ParseSetting(json.RawMessage(`[{"type":"residential"},{"type":"datacenter","ip":"sticky"}]`), Rotating)
 	if err != nil || s.Rules[0].IP != Rotating || s.Rules[1].IP != Sticky || !s.List {

@@ -104,20 +104,34 @@ func (s *Setting) Shown() json.RawMessage {
 	if s == nil {
 		return json.RawMessage("null")
 	}
-	shown := make([]Rule, len(s.Rules))
-	for i, r := range s.Rules {
-		r.Password, r.Sealed = "", nil
-		shown[i] = r
-	}
+	bare := s.Bare()
 	var b []byte
 	var err error
-	if s.List {
-		b, err = json.Marshal(shown)
+	if bare.List {
+		b, err = json.Marshal(bare.Rules)
 	} else {
-		b, err = json.Marshal(shown[0])
+		b, err = json.Marshal(bare.Rules[0])
 	}
 	if err != nil {
 		panic("egress: " + err.Error()) // a struct of texts always encodes
 	}
 	return b
+}
+
+// Bare is a copy of the setting without passwords, sealed or not; nil of nil.
+func (s *Setting) Bare() *Setting {
+	if s == nil {
+		return nil
+	}
+	bare := &Setting{Rules: make([]Rule, len(s.Rules)), List: s.List}
+	for i, r := range s.Rules {
+		r.Password, r.Sealed = "", nil
+		bare.Rules[i] = r
+	}
+	return bare
+}
+
+// String is for logs, which print structs whole: no password gets there.
+func (r Rule) String() string {
+	return string((&Setting{Rules: []Rule{r}}).Shown())
 }

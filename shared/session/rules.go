@@ -52,8 +52,8 @@ func expiry(s Session) time.Time {
 
 // End moves a session to its final state. A reason makes it COMPLETED; an
 // errText, a sentence for people, makes it ERROR; exactly one is given. Its
-// operation, if one is open, is over without a verdict; snapshot and key go. A
-// session that has ended already is refused with session_not_running.
+// operation, if one is open, is over without a verdict; snapshot, key and the
+// proxy's passwords go. A session that has ended already is refused with session_not_running.
 func End(s Session, at time.Time, reason EndReason, errText string) (Session, error) {
 	if s.Status.Ended() {
 		return s, ended(s)
@@ -72,6 +72,7 @@ func End(s Session, at time.Time, reason EndReason, errText string) (Session, er
 		}
 	}
 	s.Op, s.Snapshot, s.Key = nil, nil, nil
+	s.Proxy, s.ProxySeed = s.Proxy.Bare(), nil
 	if s.SetupStatus == SetupRunning {
 		s.SetupStatus, s.SetupError = SetupFailed, "the session ended before setup was done"
 	}

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/egress"
 )
 
 var t0 = time.Date(2026, 9, 1, 12, 0, 0, 0, time.UTC)
@@ -88,6 +89,39 @@ func TestRotateURLs(t *testing.T) {
 	got.Status = Error
 	if _, err = RotateURLs(got, false); !apierr.Is(err, apierr.SessionNotRunning) {
 		t.Errorf("an ended session: %v", err)
+	}
+}
+
+func TestProxyOfASession(t *testing.T) {
+	secret := &egress.Setting{Rules: []egress.Rule{{Type: egress.Custom, Server: "http://a:1", Sealed: []byte("sealed")}}}
+	s := running()
+	if _, err := RotateProxy(s); !apierr.Is(err, apierr.InvalidRequest) {
+		t.Errorf("rotate without a proxy: %v", err)
+	}
+	s, err := Patch{Proxy: &ProxyPatch{To: secret}}.Apply(s)
+	if err != nil || s.Proxy != secret || s.SettingsVersion != 1 {
+		t.Errorf("set: %+v, %v", s, err)
+	}
+	if s, err = (Patch{}).Apply(s); err != nil || s.Proxy != secret {
+		t.Errorf("left out: %+v, %v", s, err)
+	}
+	s, err = RotateProxy(s)
+	if err != nil || s.ProxyTurn != 1 || s.SettingsVersion != 3 {
+		t.Errorf("rotated: %+v, %v", s, err)
+	}
+	s.ProxySeed = []byte("seed")
+	ended, err := End(s, t0, Released, "")
+	if err != nil || ended.Proxy == nil || ended.Proxy.Rules[0].Server != "http://a:1" || ended.Proxy.Rules[0].Sealed != nil || ended.ProxySeed != nil {
+		t.Errorf("ended with %+v", ended)
+	}
+	if string(s.Proxy.Rules[0].Sealed) != "sealed" {
+		t.Error("the end changed what another view of the record may read")
+	}
+	if s, err = (Patch{Proxy: &ProxyPatch{}}).Apply(s); err != nil || s.Proxy != nil {
+		t.Errorf("removed: %+v, %v", s, err)
+	}
+	if _, err := RotateProxy(ended); !apierr.Is(err, apierr.SessionNotRunning) {
+		t.Errorf("rotate of an ended session: %v", err)
 	}
 }
 
