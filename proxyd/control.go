@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/proxyd/refusals"
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/daemon"
 	"github.com/berth-dev/berth/shared/proxylink"
@@ -32,6 +33,7 @@ type controlAPI struct {
 	secret *trust.Secret
 	counts *meter.Meter
 	ledger *meter.Ledger
+	feed   *refusals.Feed
 }
 
 func (c *controlAPI) mux() *http.ServeMux {
@@ -41,6 +43,7 @@ func (c *controlAPI) mux() *http.ServeMux {
 	mux.HandleFunc("GET /v1/ledger", c.member(c.rows))
 	mux.HandleFunc("GET /v1/ledger/stream", c.member(c.follow))
 	mux.HandleFunc("POST /v1/ledger/acks", c.member(c.acknowledge))
+	mux.HandleFunc("GET /v1/refusals", c.member(c.refusals))
 	return mux
 }
 
@@ -105,6 +108,13 @@ func (c *controlAPI) follow(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+func (c *controlAPI) refusals(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer context.AfterFunc(c.served, cancel)()
+	defer cancel()
+	c.feed.ServeHTTP(w, r.WithContext(ctx))
 }
 
 // writeRows writes at least one line.

@@ -21,6 +21,8 @@ import (
 	"github.com/berth-dev/berth/proxyd/front"
 	"github.com/berth-dev/berth/proxyd/guard"
 	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/proxyd/refusals"
+	"github.com/berth-dev/berth/proxyd/upstream"
 	"github.com/berth-dev/berth/shared/daemon"
 	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/gossip"
@@ -43,6 +45,11 @@ func run(ctx context.Context, cfg config) (err error) {
 	if err != nil {
 		return fmt.Errorf("cluster secret: %w", err)
 	}
+	out := guard.New(cfg.policy, nil)
+	upstreams, err := upstream.New(upstream.Config{Dialer: out, Providers: cfg.providers, Roots: cfg.roots})
+	if err != nil {
+		return fmt.Errorf("--providers: %w", err)
+	}
 	link, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -53,7 +60,7 @@ func run(ctx context.Context, cfg config) (err error) {
 		return fmt.Errorf("--control: %w", err)
 	}
 	defer control.Close()
-	counts := meter.New(egress.MaxConnections)
+	counts, feed := meter.New(egress.MaxConnections), refusals.New()
 	ledger, err := meter.Keep(counts, filepath.Join(cfg.Home, "ledger.db"), log)
 	if err != nil {
 		return err
@@ -68,7 +75,7 @@ func run(ctx context.Context, cfg config) (err error) {
 	daemon.Gauge("berth_proxyd_connections_open", func() float64 { return float64(counts.OpenConnections()) })
 	served, over := context.WithCancel(context.WithoutCancel(ctx))
 	defer over()
-	web := &http.Server{Handler: (&controlAPI{ctx: ctx, served: served, secret: secret, counts: counts, ledger: ledger}).mux(), ReadHeaderTimeout: 10 * time.Second}
+	web := &http.Server{Handler: (&controlAPI{ctx: ctx, served: served, secret: secret, counts: counts, ledger: ledger, feed: feed}).mux(), ReadHeaderTimeout: 10 * time.Second}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = web.Serve(control) })
 	wg.Go(func() { ledger.Run(served) })
@@ -81,9 +88,9 @@ func run(ctx context.Context, cfg config) (err error) {
 			log.Warn("leave gossip", "error", err)
 		}
 	})
-	log.Info("proxyd ready", "listen", link.Addr().String(), "control", control.Addr().String(), "gossip", pool.Addr(), "allow", fmt.Sprint(cfg.policy.Allow))
+	log.Info("proxyd ready", "listen", link.Addr().String(), "control", control.Addr().String(), "gossip", pool.Addr(), "allow", fmt.Sprint(cfg.policy.Allow), "providers", len(cfg.providers))
 
-	err = front.New(secret, guard.New(cfg.policy, nil), counts, cfg.Drain, log).Serve(ctx, link)
+	err = front.New(front.Config{Secret: secret, Guard: out, Upstreams: upstreams, Meter: counts, Feed: feed, Drain: cfg.Drain, Log: log}).Serve(ctx, link)
 	over()
 	closeWeb(web)
 	wg.Wait()

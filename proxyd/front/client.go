@@ -4,12 +4,16 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/proxyd/pass"
 	"github.com/berth-dev/berth/shared/egress"
+	"github.com/berth-dev/berth/shared/proxylink"
 )
 
 // client is one connection from a machine. It reads through a buffer, so the
@@ -23,15 +27,17 @@ type client struct {
 	ctx      context.Context // ends when draining is over
 	began    time.Time
 
-	session  string
+	hello    proxylink.Hello
 	protocol string
 	target   string          // of the last connection made for it
-	refused  *egress.Refusal // one connection too many
+	pass     *pass.Pass      // nil: refused says why
+	refused  *egress.Refusal // of all that it asks for: no good pass, or one connection too many
 	meter    *meter.Conn     // nil before the Hello, and when refused
 	web      *web            // plain HTTP only
 	err      error           // how the relay ended
 
-	idle      bool // waits for its first byte
+	idle      bool        // waits for its first byte
+	between   atomic.Bool // plain HTTP: waits for its next request
 	closeOnce sync.Once
 }
 
@@ -55,9 +61,7 @@ func (c *client) Close() error {
 		c.web.close()
 		if c.meter != nil {
 			c.meter.Close()
-			up, down := c.meter.Bytes()
-			c.s.log.Debug("closed", "session", c.session, "protocol", c.protocol, "target", c.target,
-				"up", up, "down", down, "seconds", time.Since(c.began).Seconds(), "error", c.err)
+			c.logClosed()
 		}
 		c.s.mu.Lock()
 		delete(c.s.clients, c)
@@ -65,6 +69,14 @@ func (c *client) Close() error {
 		c.s.done.Done()
 	})
 	return nil
+}
+
+func (c *client) logClosed() {
+	if c.s.log.Enabled(c.ctx, slog.LevelDebug) {
+		up, down := c.meter.Bytes()
+		c.s.log.Debug("closed", "session", c.hello.SessionID, "protocol", c.protocol, "target", c.target,
+			"up", up, "down", down, "seconds", time.Since(c.began).Seconds(), "error", c.err)
+	}
 }
 
 // abort cuts the connection with a reset; its owner notices and closes it.
@@ -76,8 +88,9 @@ func (c *client) abort() {
 // interrupt ends a wait for the first byte.
 func (c *client) interrupt() { _ = c.SetReadDeadline(time.Unix(1, 0)) }
 
-// first waits for the first byte without a limit (browsers connect ahead of
-// need) and leaves it in the buffer.
+// first waits for the first byte and leaves it in the buffer: without a limit,
+// because browsers connect ahead of need, but of a connection that is refused
+// anyway, and counts nowhere, not for long.
 func (c *client) first() (byte, error) {
 	c.s.mu.Lock()
 	if c.s.draining {
@@ -85,7 +98,11 @@ func (c *client) first() (byte, error) {
 		return 0, net.ErrClosed
 	}
 	c.idle = true
-	_ = c.SetReadDeadline(time.Time{})
+	until := time.Time{}
+	if c.refused != nil {
+		until = time.Now().Add(refusedTimeout)
+	}
+	_ = c.SetReadDeadline(until)
 	c.s.mu.Unlock()
 	b, err := c.r.Peek(1)
 	c.s.mu.Lock()

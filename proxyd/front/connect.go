@@ -18,32 +18,47 @@ const maxHead = 64 << 10
 // way of nearly all browser traffic: no net/http, no goroutine more.
 func (s *Server) connect(c *client) {
 	text, err := readConnect(c.r)
-	if err != nil {
+	switch {
+	case errors.Is(err, errHead):
+		writeAnswer(c, http.StatusBadRequest, "", "this is no CONNECT request that can be read")
+	case errors.Is(err, errLong):
+		writeAnswer(c, http.StatusRequestHeaderFieldsTooLarge, "", "the request's head is too long")
+	case err != nil:
 		c.Close()
 		return
+	default:
+		s.tunnel(c, text, nil)
+		return
 	}
-	s.tunnel(c, text, nil)
+	c.lingerClose()
 }
+
+// established is the answer to CONNECT.
+const established = "HTTP/1.1 200 Connection established\r\n\r\n"
 
 // tunnel connects to a target and relays until the end; it closes c. ahead is
 // what somebody else read of the client's bytes behind the request.
 func (s *Server) tunnel(c *client, text string, ahead []byte) {
-	upstream, err := s.connectTo(c, func() (egress.Target, *egress.Refusal) { return egress.ParseTarget(text) })
-	if err != nil {
-		writeRefusal(c, err)
+	w, r := s.reach(c, http.MethodConnect, text, func() (egress.Target, *egress.Refusal) { return egress.ParseTarget(text) })
+	if r != nil {
+		writeAnswer(c, statuses[r.Reason], r.Reason, r.Detail)
 		c.lingerClose()
 		return
 	}
-	if _, err := io.WriteString(c, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
-		upstream.Close()
+	w.flow.Down(int64(len(w.early)))
+	if _, err := c.Write(append([]byte(established), w.early...)); err != nil {
+		w.conn.Close()
 		c.Close()
 		return
 	}
-	s.relay(c, upstream, ahead)
+	s.relay(c, w, ahead)
 	c.Close()
 }
 
-var errHead = errors.New("not a CONNECT request")
+var (
+	errHead = errors.New("not a CONNECT request")
+	errLong = errors.New("a CONNECT request with too long a head")
+)
 
 // readConnect reads the request up to its empty line and gives the target.
 // Header fields are for the proxy alone and none of them matters.
@@ -66,7 +81,7 @@ func readConnect(r *bufio.Reader) (target string, err error) {
 			return "", err
 		}
 		if read += len(line); read > maxHead {
-			return "", errHead
+			return "", errLong
 		}
 		if text := strings.TrimRight(string(line), "\r\n"); start && text == "" && !full {
 			return target, nil
@@ -75,23 +90,30 @@ func readConnect(r *bufio.Reader) (target string, err error) {
 	}
 }
 
-// statuses are the HTTP statuses of refusals.
+// statuses are the HTTP statuses of refusals. None is 407: a browser would ask
+// its user for a login.
 var statuses = map[egress.Reason]int{
-	egress.BadTarget:           http.StatusForbidden,
-	egress.PortBlocked:         http.StatusForbidden,
-	egress.TooManyConnections:  http.StatusServiceUnavailable,
-	egress.UpstreamUnreachable: http.StatusBadGateway,
-	egress.UpstreamTimeout:     http.StatusGatewayTimeout,
+	egress.TargetRestricted:     http.StatusForbidden,
+	egress.PortBlocked:          http.StatusForbidden,
+	egress.ProxyNotPublic:       http.StatusForbidden,
+	egress.ProxyAuthFailed:      http.StatusBadGateway,
+	egress.ProxyTypeUnavailable: http.StatusServiceUnavailable,
+	egress.UpstreamTimeout:      http.StatusGatewayTimeout,
+	egress.UpstreamUnreachable:  http.StatusBadGateway,
+	egress.UpstreamError:        http.StatusBadGateway,
+	egress.TooManyConnections:   http.StatusServiceUnavailable,
+	egress.BadTarget:            http.StatusForbidden,
+	egress.BadRoute:             http.StatusBadGateway,
+	egress.TokenInvalid:         http.StatusForbidden,
 }
 
-// writeRefusal answers CONNECT with a refusal; the connection closes after it.
-func writeRefusal(w io.Writer, err error) {
-	var r *egress.Refusal
-	if !errors.As(err, &r) {
-		return
+// writeAnswer answers CONNECT with anything but 200; the connection closes after it.
+func writeAnswer(w io.Writer, status int, reason egress.Reason, detail string) {
+	field := ""
+	if reason != "" {
+		field = egress.ReasonHeader + ": " + string(reason) + "\r\n"
 	}
-	status, body := statuses[r.Reason], r.Detail+"\n"
-	_, _ = fmt.Fprintf(w, "HTTP/1.1 %d %s\r\n%s: %s\r\nContent-Type: text/plain; charset=utf-8\r\n"+
-		"Content-Length: %d\r\nConnection: close\r\n\r\n%s",
-		status, http.StatusText(status), egress.ReasonHeader, r.Reason, len(body), body)
+	_, _ = fmt.Fprintf(w, "HTTP/1.1 %d %s\r\n%sContent-Type: text/plain; charset=utf-8\r\n"+
+		"Content-Length: %d\r\nConnection: close\r\n\r\n%s\n",
+		status, http.StatusText(status), field, len(detail)+1, detail)
 }

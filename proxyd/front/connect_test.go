@@ -18,10 +18,10 @@ import (
 	"github.com/berth-dev/berth/shared/proxylink"
 )
 
-// established reads the answer to CONNECT and nothing behind it.
-func established(t *testing.T, conn net.Conn) {
+// readEstablished reads the answer to CONNECT and nothing behind it.
+func readEstablished(t *testing.T, conn net.Conn) {
 	t.Helper()
-	head := make([]byte, len("HTTP/1.1 200 Connection established\r\n\r\n"))
+	head := make([]byte, len(established))
 	if _, err := io.ReadFull(conn, head); err != nil || !bytes.HasPrefix(head, []byte("HTTP/1.1 200 ")) {
 		t.Fatalf("%q %v", head, err)
 	}
@@ -33,7 +33,7 @@ func TestConnectTunnelsAndCounts(t *testing.T) {
 	conn := r.dial("s")
 	// The client need not wait for the answer: bytes behind the head count and pass.
 	fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: x\r\nProxy-Connection: keep-alive\r\n\r\nearly", target)
-	established(t, conn)
+	readEstablished(t, conn)
 	body := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 	go func() {
 		_, _ = conn.Write(body)
@@ -147,7 +147,7 @@ func TestResetOfTheSiteReachesTheClient(t *testing.T) {
 	})
 	conn := r.dial("s")
 	fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\n\r\n", target)
-	established(t, conn)
+	readEstablished(t, conn)
 	_, _ = conn.Write([]byte("x"))
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("got %v, want a reset", err)
@@ -162,7 +162,7 @@ func TestDrainLetsOpenOnesFinish(t *testing.T) {
 	target := echo(t)
 	busy, idle := r.dial("s"), r.dial("s")
 	fmt.Fprintf(busy, "CONNECT %s HTTP/1.1\r\n\r\n", target)
-	established(t, busy)
+	readEstablished(t, busy)
 	r.until("s", func(c meter.Counts) bool { return c.Open == 2 })
 	r.stop()
 	if _, err := idle.Read(make([]byte, 1)); err == nil {
@@ -190,7 +190,7 @@ func TestDrainTimeIsBounded(t *testing.T) {
 	r := newRig(t, 512, 50*time.Millisecond)
 	conn := r.dial("s")
 	fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\n\r\n", echo(t))
-	established(t, conn)
+	readEstablished(t, conn)
 	r.stop()
 	<-r.ended
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {

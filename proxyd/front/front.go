@@ -1,6 +1,6 @@
 // Package front is the client side of proxyd: it accepts connections that
-// hostd tunnels from machines, speaks HTTP proxy or SOCKS5 with them, and
-// relays to what the guard connected.
+// hostd tunnels from machines, speaks HTTP proxy or SOCKS5 with them, decides
+// by their pass, and relays to what guard or upstream connected.
 package front
 
 import (
@@ -14,30 +14,38 @@ import (
 
 	"github.com/things-go/go-socks5"
 
+	"github.com/berth-dev/berth/proxyd/guard"
 	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/proxyd/pass"
+	"github.com/berth-dev/berth/proxyd/refusals"
+	"github.com/berth-dev/berth/proxyd/upstream"
 	"github.com/berth-dev/berth/shared/daemon"
-	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/trust"
 )
 
 const (
-	helloTimeout = 5 * time.Second  // from accept to the end of the Hello
-	headTimeout  = 30 * time.Second // from a request's first byte to the end of its head
+	helloTimeout   = 5 * time.Second  // from accept to the end of the Hello
+	headTimeout    = 30 * time.Second // from a request's first byte to the end of its head
+	refusedTimeout = 10 * time.Second // for a request whose refusal is certain
 )
 
-// Dialer makes connections to targets; its error is an *egress.Refusal.
-type Dialer interface {
-	Dial(ctx context.Context, t egress.Target) (*net.TCPConn, error)
+// Config is what a Server is made of.
+type Config struct {
+	Secret    *trust.Secret
+	Guard     *guard.Guard
+	Upstreams *upstream.Upstreams
+	Meter     *meter.Meter
+	Feed      *refusals.Feed
+	Drain     time.Duration // how long open connections may go on once the context of Serve ended
+	Log       *slog.Logger
 }
 
 // Server serves the proxy link.
 type Server struct {
-	secret *trust.Secret
-	dialer Dialer
-	meter  *meter.Meter
+	Config
 	log    *slog.Logger
-	drain  time.Duration
+	passes *pass.Book
 
 	socks *socks5.Server
 	plain *http.Server
@@ -49,10 +57,9 @@ type Server struct {
 	done     sync.WaitGroup       // one for each of clients
 }
 
-// New makes a server. drain is how long open connections may go on once the
-// context of Serve ended.
-func New(secret *trust.Secret, dialer Dialer, m *meter.Meter, drain time.Duration, log *slog.Logger) *Server {
-	s := &Server{secret: secret, dialer: dialer, meter: m, drain: drain, log: log, clients: map[*client]struct{}{}}
+// New makes a server.
+func New(config Config) *Server {
+	s := &Server{Config: config, log: config.Log, passes: pass.NewBook(config.Secret), clients: map[*client]struct{}{}}
 	s.socks = s.newSocks()
 	s.plain = s.newPlain()
 	s.toWeb = newHandoff()
@@ -115,7 +122,7 @@ func (s *Server) finish(cut context.CancelCauseFunc) {
 	s.plain.SetKeepAlivesEnabled(false) // closes those between two requests
 	over := make(chan struct{})
 	go func() { s.done.Wait(); close(over) }()
-	timer := time.NewTimer(s.drain)
+	timer := time.NewTimer(s.Drain)
 	defer timer.Stop()
 	select {
 	case <-over:
@@ -160,68 +167,40 @@ func (s *Server) serve(c *client) {
 
 var errProof = errors.New("wrong proof of the cluster secret")
 
-// greet reads the Hello and books the connection. One too many is booked as
-// refused: its client learns that in its own protocol.
-func (s *Server) greet(c *client) error {
+// greet reads the Hello, opens its pass and books the connection. Without a
+// good pass, and beyond the limit, the client learns so in its own protocol.
+func (s *Server) greet(c *client) (err error) {
 	_ = c.SetReadDeadline(time.Now().Add(helloTimeout))
-	hello, err := proxylink.ReadHello(c.tcp)
-	if err != nil {
+	if c.hello, err = proxylink.ReadHello(c.r); err != nil {
 		return err
 	}
-	if !s.secret.Check(hello.Proof) {
+	if !s.Secret.Check(c.hello.Proof) {
 		return errProof
 	}
-	c.session = hello.SessionID
-	booked, err := s.meter.Open(hello.SessionID, "")
+	var newer bool
+	c.pass, newer, c.refused = s.passes.Open(time.Now(), c.hello.SessionID, c.hello.Pass)
+	if newer {
+		s.dismiss(c.hello.SessionID)
+	}
+	c.hello.Pass = nil // has done its work, and may be large
+	if c.pass == nil {
+		return nil
+	}
+	booked, err := s.Meter.Open(c.hello.SessionID, c.pass.ProjectID)
 	if !errors.As(err, &c.refused) {
 		c.meter = booked
 	}
 	return nil
 }
 
-// connectTo decides on a target and connects. The error is an *egress.Refusal,
-// logged already.
-func (s *Server) connectTo(c *client, parse func() (egress.Target, *egress.Refusal)) (*net.TCPConn, error) {
-	if c.refused != nil {
-		return nil, s.refuse(c, "", c.refused)
-	}
-	target, r := parse()
-	if r != nil {
-		return nil, s.refuse(c, "", r)
-	}
-	conn, err := s.dialer.Dial(c.ctx, target)
-	if err != nil {
-		return nil, s.refuse(c, target.String(), err)
-	}
-	c.target = target.String()
-	return conn, nil
-}
-
-// refuse counts and logs a refusal.
-func (s *Server) refuse(c *client, target string, err error) *egress.Refusal {
-	var r *egress.Refusal
-	if !errors.As(err, &r) {
-		r = egress.Refuse(egress.UpstreamUnreachable, "the connection failed")
-		r.Cause = err
-	}
-	daemon.Counter(`berth_proxyd_refusals_total{reason="` + string(r.Reason) + `"}`).Inc()
-	s.log.Info("refused", "session", c.session, "protocol", c.protocol, "target", target, "reason", string(r.Reason), "detail", r.Error())
-	return r
-}
-
-// relay carries an accepted connection: what was read ahead, then both ways
-// between the bare connections, so that the kernel can splice.
-func (s *Server) relay(c *client, upstream *net.TCPConn, ahead []byte) {
-	_ = c.tcp.SetDeadline(time.Time{})
-	ahead = append(ahead, c.buffered()...)
-	if len(ahead) > 0 {
-		n, err := upstream.Write(ahead)
-		c.meter.Via(egress.None).Up(int64(n))
-		if err != nil {
-			upstream.Close()
-			c.abort()
-			return
+// dismiss ends the connections of a session that wait for their next plain
+// request with an older pass: the client makes new ones.
+func (s *Server) dismiss(sessionID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.clients {
+		if c.between.Load() && c.hello.SessionID == sessionID && s.passes.Replaced(c.pass) {
+			c.interrupt()
 		}
 	}
-	c.err = proxylink.Relay(c.ctx, c.tcp, upstream, c.meter.Via(egress.None).Up, c.meter.Via(egress.None).Down)
 }

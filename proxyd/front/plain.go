@@ -2,36 +2,22 @@ package front
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/shared/egress"
+	"github.com/berth-dev/berth/shared/proxylink"
 )
 
 // Plain HTTP: requests in absolute form (RFC 9112 3.2.2). net/http reads and
 // writes the messages, so framing that two parsers could take differently
 // never gets through: each message is parsed whole and written anew, with
 // Transfer-Encoding over Content-Length (RFC 9112 6.1) and malformed ones
-// refused. Upstream connections belong to one client connection: nobody
-// shares one with another session. No Via is added: pages would see the proxy.
-
-// web is what plain HTTP keeps for one client connection.
-type web struct {
-	transport *http.Transport
-	proxy     *httputil.ReverseProxy
-}
-
-func (w *web) close() {
-	if w != nil {
-		w.transport.CloseIdleConnections()
-	}
-}
+// refused. No Via is added: pages would see the proxy.
 
 type clientKey struct{}
 
@@ -44,61 +30,66 @@ func (s *Server) newPlain() *http.Server {
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
 			return context.WithValue(ctx, clientKey{}, conn)
 		},
+		ConnState: func(conn net.Conn, state http.ConnState) { conn.(*client).between.Store(state == http.StateIdle) },
 	}
 }
 
 // serveHTTP serves each request of a connection; its target is decided anew.
 func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(clientKey{}).(*client)
+	if c.web != nil && s.passes.Replaced(c.pass) {
+		panic(http.ErrAbortHandler) // closes: the client repeats it on a new connection, whose pass is today's
+	}
 	if r.Method == http.MethodConnect {
 		s.hijackConnect(c, w, r)
 		return
 	}
-	target, err := s.plainTarget(c, r)
-	if err != nil {
-		answerRefusal(w, s.refuse(c, r.URL.Host, err))
+	text, target, refused := plainTarget(r)
+	var route *proxylink.Route
+	switch {
+	case c.refused != nil:
+		refused = c.refused
+	case refused == nil:
+		route, refused = s.decide(c, target)
+	}
+	if refused != nil {
+		s.refuse(c, r.Method, text, refused)
+		answerRefusal(w, refused)
 		return
 	}
 	if c.web == nil {
 		c.web = s.newWeb(c)
 	}
-	c.target = target.String()
+	c.target = text
+	opened[viaOf(route)].Inc()
 	// A site may answer while the body still comes; without this net/http would
 	// read the body away before the answer goes out.
 	_ = http.NewResponseController(w).EnableFullDuplex()
-	c.web.proxy.ServeHTTP(w, r)
+	c.web.serve(w, r, route)
 }
 
-// plainTarget reads and checks the target of a request in absolute form.
-func (s *Server) plainTarget(c *client, r *http.Request) (t egress.Target, err error) {
-	if c.refused != nil {
-		return t, c.refused
-	}
-	if r.URL.Host == "" {
-		return t, egress.Refuse(egress.BadTarget, "this is a proxy: send the whole URL, or CONNECT")
+// plainTarget reads the target of a request in absolute form; text is what the
+// client wrote.
+func plainTarget(r *http.Request) (text string, t egress.Target, refused *egress.Refusal) {
+	text = r.URL.Host
+	if text == "" {
+		return r.Host, t, egress.Refuse(egress.BadTarget, "this is a proxy: send the whole URL, or CONNECT")
 	}
 	if r.URL.Scheme != "http" && r.URL.Scheme != "ws" {
-		return t, egress.Refuse(egress.BadTarget, "scheme %q is not served: use http, or CONNECT", r.URL.Scheme)
+		return text, t, egress.Refuse(egress.BadTarget, "scheme %q is not served: use http, or CONNECT", r.URL.Scheme)
 	}
-	text := r.URL.Host
 	if r.URL.Port() == "" {
 		text = strings.TrimSuffix(text, ":") + ":80"
 	}
-	t, refusal := egress.ParseTarget(text)
-	if refusal == nil {
-		refusal = t.CheckPort()
-	}
-	if refusal != nil {
-		return t, refusal
-	}
-	return t, nil
+	t, refused = egress.ParseTarget(text)
+	return text, t, refused
 }
 
 // hijackConnect serves a CONNECT that follows plain requests.
 func (s *Server) hijackConnect(c *client, w http.ResponseWriter, r *http.Request) {
 	_, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		s.log.Error("hijack", "session", c.session, "error", err)
+		s.log.Error("hijack", "session", c.hello.SessionID, "error", err)
 		return
 	}
 	ahead, _ := rw.Reader.Peek(rw.Reader.Buffered())
@@ -106,94 +97,9 @@ func (s *Server) hijackConnect(c *client, w http.ResponseWriter, r *http.Request
 	s.tunnel(c, r.RequestURI, append([]byte(nil), ahead...))
 }
 
-func (s *Server) newWeb(c *client) *web {
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			target, r := egress.ParseTarget(addr)
-			if r != nil {
-				return nil, r
-			}
-			conn, err := s.dialer.Dial(ctx, target)
-			if err != nil {
-				return nil, err
-			}
-			return &counted{Conn: conn, c: c}, nil
-		},
-		DisableCompression:     true, // the client's own Accept-Encoding goes through
-		MaxIdleConns:           4,
-		MaxIdleConnsPerHost:    2,
-		IdleConnTimeout:        90 * time.Second,
-		ExpectContinueTimeout:  time.Second,
-		MaxResponseHeaderBytes: 1 << 20,
-	}
-	proxy := &httputil.ReverseProxy{
-		Transport:     transport,
-		Rewrite:       rewrite,
-		FlushInterval: -1,
-		BufferPool:    buffers{},
-		ErrorLog:      slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() == nil { // else the client left
-				answerRefusal(w, s.refuse(c, r.URL.Host, plainFailure(err)))
-			}
-		},
-	}
-	return &web{transport, proxy}
-}
-
-// rewrite gives the request as the client sent it; ReverseProxy has removed
-// the hop-by-hop fields (RFC 9110 7.6.1) and, meant for other uses, fields and
-// queries that are none of this proxy's business.
-func rewrite(p *httputil.ProxyRequest) {
-	if p.Out.URL.Scheme == "ws" {
-		p.Out.URL.Scheme = "http"
-	}
-	p.Out.URL.User = nil
-	p.Out.URL.RawQuery = p.In.URL.RawQuery
-	p.Out.Host = p.In.Host
-	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
-		if v, ok := p.In.Header[name]; ok {
-			p.Out.Header[name] = v
-		}
-	}
-}
-
-// plainFailure turns what a round trip failed with into a refusal.
-func plainFailure(err error) error {
-	var r *egress.Refusal
-	var timed net.Error
-	if errors.As(err, &r) {
-		return r
-	}
-	r = egress.Refuse(egress.UpstreamUnreachable, "the site's answer could not be read")
-	if errors.As(err, &timed) && timed.Timeout() {
-		r = egress.Refuse(egress.UpstreamTimeout, "the site did not answer in time")
-	}
-	r.Cause = err
-	return r
-}
-
 func answerRefusal(w http.ResponseWriter, r *egress.Refusal) {
 	w.Header().Set(egress.ReasonHeader, string(r.Reason))
 	http.Error(w, r.Detail, statuses[r.Reason])
-}
-
-// counted counts whole messages, heads included, as they go upstream.
-type counted struct {
-	net.Conn
-	c *client
-}
-
-func (u *counted) Read(p []byte) (int, error) {
-	n, err := u.Conn.Read(p)
-	u.c.meter.Via(egress.None).Down(int64(n))
-	return n, err
-}
-
-func (u *counted) Write(p []byte) (int, error) {
-	n, err := u.Conn.Write(p)
-	u.c.meter.Via(egress.None).Up(int64(n))
-	return n, err
 }
 
 // buffers is the pool of ReverseProxy's copies.

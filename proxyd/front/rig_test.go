@@ -17,6 +17,8 @@ import (
 
 	"github.com/berth-dev/berth/proxyd/guard"
 	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/proxyd/refusals"
+	"github.com/berth-dev/berth/proxyd/upstream"
 	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/trust"
@@ -29,12 +31,18 @@ type rig struct {
 	t      *testing.T
 	secret *trust.Secret
 	meter  *meter.Meter
+	feed   *refusals.Feed
 	addr   string
 	stop   context.CancelFunc // what a signal does
 	ended  chan struct{}      // closed when Serve returned
 }
 
 func newRig(t *testing.T, limit int, drain time.Duration) *rig {
+	t.Helper()
+	return newRigWith(t, limit, drain, upstream.Config{})
+}
+
+func newRigWith(t *testing.T, limit int, drain time.Duration, ups upstream.Config) *rig {
 	t.Helper()
 	allow, err := egress.ParseAllow("127.0.0.1")
 	if err != nil {
@@ -44,10 +52,17 @@ func newRig(t *testing.T, limit int, drain time.Duration) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, secret: trust.New(), meter: meter.New(limit), addr: ln.Addr().String(), ended: make(chan struct{})}
+	out := guard.New(egress.Policy{Allow: allow}, nil)
+	ups.Dialer = out
+	upstreams, err := upstream.New(ups)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, secret: trust.New(), meter: meter.New(limit), feed: refusals.New(), addr: ln.Addr().String(), ended: make(chan struct{})}
 	var ctx context.Context
 	ctx, r.stop = context.WithCancel(context.Background())
-	s := New(r.secret, guard.New(egress.Policy{Allow: allow}, nil), r.meter, drain, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	s := New(Config{Secret: r.secret, Guard: out, Upstreams: upstreams, Meter: r.meter, Feed: r.feed, Drain: drain,
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	go func() {
 		defer close(r.ended)
 		if err := s.Serve(ctx, ln); err != nil {
@@ -65,10 +80,29 @@ func newRig(t *testing.T, limit int, drain time.Duration) *rig {
 	return r
 }
 
-// dial opens a connection of a session as hostd does.
+// dial opens a connection of a session without rules, as hostd does.
 func (r *rig) dial(session string) *net.TCPConn {
 	r.t.Helper()
-	conn, err := proxylink.Dial(context.Background(), r.addr, proxylink.Hello{Proof: r.secret.Proof(), SessionID: session, Epoch: 1})
+	return r.dialWith(session, r.pass(proxylink.Pass{SessionID: session}))
+}
+
+// pass seals a pass of project "p", good for a minute where p does not say.
+func (r *rig) pass(p proxylink.Pass) []byte {
+	r.t.Helper()
+	p.ProjectID = "p"
+	if p.Expires.IsZero() {
+		p.Expires = time.Now().Add(time.Minute)
+	}
+	sealed, err := proxylink.SealPass(r.secret, p)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return sealed
+}
+
+func (r *rig) dialWith(session string, sealed []byte) *net.TCPConn {
+	r.t.Helper()
+	conn, err := proxylink.Dial(context.Background(), r.addr, proxylink.Hello{Proof: r.secret.Proof(), Host: "host", SessionID: session, Epoch: 1, Pass: sealed})
 	if err != nil {
 		r.t.Fatal(err)
 	}

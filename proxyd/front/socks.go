@@ -39,18 +39,23 @@ func (noResolver) Resolve(ctx context.Context, _ string) (context.Context, net.I
 }
 
 func (s *Server) socksConnect(c *client, r *socks5.Request) {
-	upstream, err := s.connectTo(c, func() (egress.Target, *egress.Refusal) { return socksTarget(r) })
-	if err != nil {
-		_ = socks5.SendReply(c, socksReply(err), nil)
+	w, refused := s.reach(c, "SOCKS5", r.RawDestAddr.String(), func() (egress.Target, *egress.Refusal) { return socksTarget(r) })
+	if refused != nil {
+		_ = socks5.SendReply(c, socksReply(refused), nil)
 		c.lingerClose()
 		return
 	}
 	// The address that the connection leaves from is not the session's business.
-	if err := socks5.SendReply(c, statute.RepSuccess, &net.TCPAddr{IP: net.IPv4zero}); err != nil {
-		upstream.Close()
+	err := socks5.SendReply(c, statute.RepSuccess, &net.TCPAddr{IP: net.IPv4zero})
+	w.flow.Down(int64(len(w.early)))
+	if err == nil && len(w.early) > 0 {
+		_, err = c.Write(w.early)
+	}
+	if err != nil {
+		w.conn.Close()
 		return
 	}
-	s.relay(c, upstream, readAhead(r.Reader))
+	s.relay(c, w, readAhead(r.Reader))
 }
 
 // socksTarget reads the request's address; a name that is a literal address
@@ -81,18 +86,14 @@ func readAhead(r io.Reader) []byte {
 }
 
 // socksReply is the reply code of a refusal (RFC 1928 6).
-func socksReply(err error) uint8 {
-	var r *egress.Refusal
-	if !errors.As(err, &r) {
-		return statute.RepServerFailure
-	}
+func socksReply(r *egress.Refusal) uint8 {
 	switch r.Reason {
-	case egress.BadTarget, egress.PortBlocked:
+	case egress.BadTarget, egress.PortBlocked, egress.TargetRestricted, egress.ProxyNotPublic, egress.TokenInvalid:
 		return statute.RepRuleFailure
 	case egress.UpstreamTimeout:
 		return statute.RepTTLExpired
 	case egress.UpstreamUnreachable:
-		if errors.Is(err, syscall.ECONNREFUSED) {
+		if errors.Is(r, syscall.ECONNREFUSED) {
 			return statute.RepConnectionRefused
 		}
 		return statute.RepHostUnreachable
