@@ -214,7 +214,7 @@ func (h *Host) adopt(g *pool.Guest, rec Record, way Way) hostlink.Status {
 	s.way, s.knows = way, &knows
 	status := s.status()
 	h.record(s.id, event.Event{At: rec.Since, Type: event.Lifecycle, Text: "Session is running.",
-		Data: mustJSON(map[string]any{"state": session.Running, "reason": "created"})})
+		Data: mustJSON(withProxy(rec.Acquire.Settings, map[string]any{"state": session.Running, "reason": "created"}))})
 	h.own(s)
 	return status
 }

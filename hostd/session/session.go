@@ -247,11 +247,15 @@ func (s *live) patch(set hostlink.Settings) error {
 	if rec.Acquire.Settings = now; fresh {
 		rec.Patched = time.Now().UTC()
 	}
+	news, changed := proxyNews(s.rec.Acquire.Settings, now)
 	if err := s.write(rec); err != nil {
 		return err
 	}
 	if s.phase != held {
 		s.openWay()
+		if changed {
+			s.host.record(s.id, news)
+		}
 	}
 	s.tellShell()
 	if s.phase == running && fresh {

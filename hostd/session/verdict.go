@@ -202,7 +202,7 @@ func (s *live) arrived(op Op) {
 		reason = "moved"
 	}
 	s.host.record(s.id, event.Event{Type: event.Lifecycle, Text: "Session is running.",
-		Data: mustJSON(map[string]any{"state": session.Running, "reason": reason, "memory": op.Memory})})
+		Data: mustJSON(withProxy(s.rec.Acquire.Settings, map[string]any{"state": session.Running, "reason": reason, "memory": op.Memory}))})
 	s.log.Info("session goes on here", "op", op.ID, "reason", reason, "memory", op.Memory)
 }
 

@@ -25,6 +25,7 @@
 package hostlink
 
 import (
+	"encoding/json"
 	"math"
 	"time"
 
@@ -65,6 +66,10 @@ type Settings struct {
 	PassEpoch uint64 `json:"passEpoch,omitempty"`
 	// ShellProxy: shells started from now on are told of the proxy too.
 	ShellProxy bool `json:"shellProxy,omitempty"`
+	// Proxy is the session's proxy as the API shows it, empty for none, and
+	// ProxyTurn how often it has taken new addresses: for the session's events.
+	Proxy     json.RawMessage `json:"proxy,omitempty"`
+	ProxyTurn uint32          `json:"proxyTurn,omitempty"`
 }
 
 // Status is what hostd knows of a session it runs.
