@@ -118,6 +118,9 @@ func (c *capture) thaw(ctx context.Context, t agentlink.Thaw, asOf time.Time) er
 			return err
 		}
 	}
+	if t.Proxy != nil {
+		c.machine.setProxy(*t.Proxy)
+	}
 	if err := c.freezer.Thaw(freeze.Customer); err != nil {
 		return err
 	}

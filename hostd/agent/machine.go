@@ -32,8 +32,12 @@ type shells interface {
 	RunSetup(ctx context.Context, commands []string, onStep func(shell.Step)) error
 }
 
-// environment is what starts programs with the session's own variables.
-type environment interface{ SetEnv(env map[string]string) }
+// environment is what starts programs with the session's own variables, and
+// those of its egress listener.
+type environment interface {
+	SetEnv(env map[string]string)
+	SetProxy(on bool)
+}
 
 // counter counts CDP clients.
 type counter interface {
@@ -68,6 +72,9 @@ type machine struct {
 	failed   string // written before settled closes, read after
 	starting sync.Mutex
 	session  atomic.Pointer[agentlink.Start] // nil while the machine waits; set under starting
+
+	telling sync.Mutex
+	proxied uint64 // guarded by telling: Version of the last order about the proxy that was obeyed
 }
 
 func newMachine(kind session.Kind, log *slog.Logger) *machine {
@@ -141,6 +148,7 @@ func (m *machine) start(ctx context.Context, s agentlink.Start) error {
 	for _, e := range m.environments {
 		e.SetEnv(s.Env)
 	}
+	m.setProxy(s.Proxy)
 	if s.Held {
 		if err := m.capture.hold(ctx); err != nil {
 			return apierr.Wrap(err, apierr.Internal, "held: %v", err)
@@ -158,6 +166,19 @@ func (m *machine) start(ctx context.Context, s agentlink.Start) error {
 	return nil
 }
 
+// setProxy obeys an order about the shell's proxy unless a later one came first.
+func (m *machine) setProxy(p agentlink.Proxy) {
+	m.telling.Lock()
+	defer m.telling.Unlock()
+	if p.Version < m.proxied {
+		return
+	}
+	m.proxied = p.Version
+	for _, e := range m.environments {
+		e.SetProxy(p.Shell)
+	}
+}
+
 // taken says whether the machine has a session.
 func (m *machine) taken() bool { return m.session.Load() != nil }
 
@@ -172,6 +193,7 @@ func (m *machine) control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc(agentlink.ControlState, m.serveState)
 	mux.HandleFunc(agentlink.ControlStart, m.serveStart)
+	mux.HandleFunc(agentlink.ControlProxy, m.serveProxy)
 	mux.Handle(agentlink.ControlEvents, m.notices)
 	m.capture.register(mux)
 	mux.HandleFunc("/", notFound)
@@ -203,4 +225,14 @@ func (m *machine) serveStart(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+func (m *machine) serveProxy(w http.ResponseWriter, r *http.Request) {
+	serveOrder(w, r, func(p agentlink.Proxy) error {
+		if !m.taken() {
+			return apierr.New(apierr.InvalidRequest, "this machine has no session yet")
+		}
+		m.setProxy(p)
+		return nil
+	})
 }

@@ -11,6 +11,9 @@ chroot "$root" groupadd --gid 1000 user
 chroot "$root" groupadd --gid 900 browser
 chroot "$root" useradd --uid 1000 --gid user --create-home --shell /bin/bash user
 echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' >"$root/etc/sudoers.d/user"
+# What tells programs of the session's proxy (agentlink.ProxyVars): apt under sudo goes by it too.
+echo 'Defaults env_keep += "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy"' \
+	>>"$root/etc/sudoers.d/user"
 chmod 0440 "$root/etc/sudoers.d/user"
 
 # Part of the image, so that an overlay's upper layer makes them writable.

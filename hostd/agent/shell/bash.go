@@ -40,10 +40,10 @@ type bash struct {
 	begun   atomic.Uint64 // the newest command that bash said it begins; final once dead closes
 	ending  sync.Once
 
-	status int            // exit code of the last command: the next one's $?
-	lastBg string         // newest background job bash told of
-	jobs   map[ident]bool // processes that earlier commands left running
-	env    *vars          // the version its variables are of
+	status int                  // exit code of the last command: the next one's $?
+	lastBg string               // newest background job bash told of
+	jobs   map[ident]bool       // processes that earlier commands left running
+	env    atomic.Pointer[vars] // the version its variables are of
 }
 
 type report struct {
@@ -55,7 +55,11 @@ type report struct {
 // startBash starts a shell, as saved if that is not nil, and waits until it has
 // read its prologue.
 func startBash(ctx context.Context, s *Shells, saved *Saved) (_ *bash, err error) {
-	b := &bash{mark: newMark(), reports: make(chan report, 16), dead: make(chan struct{}), env: s.sessionEnv()}
+	b := &bash{mark: newMark(), reports: make(chan report, 16), dead: make(chan struct{})}
+	b.env.Store(s.sessionEnv())
+	if saved != nil && saved.Env != nil {
+		b.env.Store(&vars{s.sessionEnv().m, saved.Proxied})
+	}
 	b.dir = s.folder(b.mark)
 	if err := os.Mkdir(b.dir, 0o711); err != nil {
 		return nil, fmt.Errorf("start bash: %w", err)
@@ -97,7 +101,7 @@ func (b *bash) launch(ctx context.Context, s *Shells, saved *Saved) (*os.File, e
 	}
 	defer in.Close()
 	b.feed = feed
-	b.cmd = s.command(bashArgs, b.env.m, b.commandMark(0))
+	b.cmd = s.command(bashArgs, b.env.Load().all(), b.commandMark(0))
 	b.cmd.Stdin = in
 	if saved != nil {
 		saved.apply(b.cmd, b.commandMark(0))

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/berth-dev/berth/shared/agentlink"
 )
 
 // markVar is in the environment of everything a command starts, so that what
@@ -134,17 +136,37 @@ func (b *bash) reportLine(id uint64) string {
 
 // exports brings a running shell from one version of the session's variables
 // to the next.
-func exports(was, now map[string]string) string {
+func exports(was, now *vars) string {
 	var w strings.Builder
-	for _, k := range sorted(was) {
-		if _, still := now[k]; !still {
+	for _, k := range sorted(was.m) {
+		if _, still := now.m[k]; !still {
 			fmt.Fprintf(&w, "\\builtin unset %s\n", k)
 		}
 	}
-	for _, k := range sorted(now) {
-		fmt.Fprintf(&w, "\\builtin export %s=%s\n", k, quote(now[k]))
+	for _, k := range sorted(now.m) {
+		if v, had := was.m[k]; !had || v != now.m[k] {
+			fmt.Fprintf(&w, "\\builtin export %s=%s\n", k, quote(now.m[k]))
+		}
+	}
+	if was.proxy != now.proxy {
+		proxyLines(&w, now)
 	}
 	return w.String()
+}
+
+// proxyLines set the proxy variables that are not set, or unset those that are
+// as we set them. A line is true whatever comes of it: the shell may be under set -e.
+func proxyLines(w *strings.Builder, now *vars) {
+	ours := agentlink.ProxyVars()
+	for _, k := range sorted(ours) {
+		switch _, own := now.m[k]; {
+		case own:
+		case now.proxy:
+			fmt.Fprintf(w, "[[ -n ${%[1]s+x} ]] || \\builtin export %[1]s=%[2]s || \\builtin true\n", k, quote(ours[k]))
+		default:
+			fmt.Fprintf(w, "[[ ${%[1]s-} != %[2]s ]] || \\builtin unset -v %[1]s || \\builtin true\n", k, quote(ours[k]))
+		}
+	}
 }
 
 func sorted(m map[string]string) []string {

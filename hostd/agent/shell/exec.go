@@ -114,9 +114,9 @@ func (l *lane) run(ctx context.Context, c *Command, to Sinks) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("exec: %w", err)
 	}
 	text := b.script(c, id, load, pipes.path[0], pipes.path[1])
-	if env := s.sessionEnv(); env != b.env {
-		text = exports(b.env.m, env.m) + text
-		b.env = env
+	if env := s.sessionEnv(); env != b.env.Load() {
+		text = exports(b.env.Load(), env) + text
+		b.env.Store(env)
 	}
 	ctx, cancel := s.cfg.Freezer.WithTimeout(ctx, freeze.Customer, c.Timeout, errTimeout)
 	defer cancel()

@@ -45,7 +45,7 @@ func (s *Shells) execFresh(ctx context.Context, c *Command, to Sinks) (Outcome, 
 // startFresh starts the process; its exit code is set when dead closes.
 func (s *Shells) startFresh(ctx context.Context, c *Command, mark string) (*freshProcess, error) {
 	env := make(map[string]string)
-	for _, m := range []map[string]string{s.sessionEnv().m, c.Env} {
+	for _, m := range []map[string]string{s.sessionEnv().all(), c.Env} {
 		for k, v := range m {
 			env[k] = v
 		}

@@ -21,6 +21,8 @@ type Saved struct {
 	Name string   `json:"name"`
 	Cwd  string   `json:"cwd"`
 	Env  []string `json:"env,omitempty"` // exported, NAME=value; nil: as a new shell's
+	// Proxied: Env is of a time when the shell was told of the session's proxy.
+	Proxied bool `json:"proxied,omitempty"`
 }
 
 const (
@@ -73,6 +75,7 @@ func (l *lane) save(ctx context.Context, still bool) (Saved, bool) {
 	} else {
 		saved.Env = busyEnv(pid, still)
 	}
+	saved.Proxied = b.env.Load().proxy
 	procfs.AsOwner(pid, func() { saved.Cwd, _ = os.Readlink(procfs.Path(pid, "cwd")) })
 	return saved, saved.Cwd != ""
 }

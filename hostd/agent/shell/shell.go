@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/hostd/agent/account"
 	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/hostd/agent/workspace"
+	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/apierr"
 )
 
@@ -68,7 +69,20 @@ type Shells struct {
 }
 
 // vars is one version of the session's environment; never altered.
-type vars struct{ m map[string]string }
+type vars struct {
+	m     map[string]string
+	proxy bool // and agentlink.ProxyVars, where a program has no others of these names
+}
+
+// all is what programs start with.
+func (v *vars) all() map[string]string {
+	all := map[string]string{}
+	if v.proxy {
+		all = agentlink.ProxyVars()
+	}
+	maps.Copy(all, v.m)
+	return all
+}
 
 // New makes the shells; nothing runs until Warm or the first Exec.
 func New(cfg Config) *Shells {
@@ -110,7 +124,18 @@ func (s *Shells) Warm(ctx context.Context) error {
 func (s *Shells) SetEnv(env map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.env = &vars{maps.Clone(env)}
+	s.env = &vars{maps.Clone(env), s.env.proxy}
+}
+
+// SetProxy says whether commands that start from now on are told of the
+// session's egress listener, in shells that already run too: those where the
+// customer set one of the variables otherwise keep it.
+func (s *Shells) SetProxy(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.env.proxy != on {
+		s.env = &vars{s.env.m, on}
+	}
 }
 
 // sessionEnv is the newest version.

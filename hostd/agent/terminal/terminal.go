@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/hostd/agent/account"
 	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/hostd/agent/reply"
+	"github.com/berth-dev/berth/shared/agentlink"
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/ws"
 )
@@ -47,6 +48,7 @@ type Terminal struct {
 
 	mu     sync.Mutex
 	env    map[string]string // guarded by mu: the session's own variables
+	proxy  bool              // guarded by mu: and those of its egress listener
 	now    *shell            // guarded by mu: the running one, nil when none
 	closed bool              // guarded by mu
 
@@ -72,6 +74,14 @@ func (t *Terminal) SetEnv(env map[string]string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.env = maps.Clone(env)
+}
+
+// SetProxy says whether terminals that start later are told of the session's
+// egress listener.
+func (t *Terminal) SetProxy(on bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.proxy = on
 }
 
 // Close ends the running bash; clients see 1001.
@@ -144,9 +154,10 @@ func (t *Terminal) start() (*shell, error) {
 	cmd.Args[0] = "bash"
 	cmd.Dir = t.cfg.Workspace
 	cmd.Env = append(t.cfg.Account.Env("xterm-256color"), "PWD="+t.cfg.Workspace, "COLORTERM=truecolor")
-	for k, v := range t.env {
-		cmd.Env = append(cmd.Env, k+"="+v)
+	if t.proxy {
+		cmd.Env = add(cmd.Env, agentlink.ProxyVars())
 	}
+	cmd.Env = add(cmd.Env, t.env)
 	tty, err := t.launch(cmd)
 	if err != nil {
 		return nil, err
@@ -163,6 +174,13 @@ func (t *Terminal) start() (*shell, error) {
 		close(s.done)
 	}()
 	return s, nil
+}
+
+func add(env []string, vars map[string]string) []string {
+	for k, v := range vars {
+		env = append(env, k+"="+v)
+	}
+	return env
 }
 
 // launch starts cmd as the leader of a session whose terminal is a new pty,

@@ -226,3 +226,21 @@ func FuzzFrame(f *testing.F) {
 		}
 	})
 }
+
+// A terminal has the proxy that was there when it began; the next one has
+// today's.
+func TestTerminalAndProxy(t *testing.T) {
+	r := newRig(t, 0)
+	r.SetEnv(map[string]string{"http_proxy": "given"})
+	r.SetProxy(true)
+	u := r.connect()
+	u.input("PS1=; stty -echo; echo \"<$HTTPS_PROXY $http_proxy>\"\n")
+	u.sees("<http://169.254.77.1:78 given>")
+	r.SetProxy(false)
+	u.input("echo \"<still $HTTPS_PROXY>\"; exit\n")
+	u.sees("<still http://169.254.77.1:78>")
+	u.closes(ws.StatusNormal, "exit:0")
+	u = r.connect()
+	u.input("PS1=; stty -echo; echo \"<now ${HTTPS_PROXY-none}>\"\n")
+	u.sees("<now none>")
+}
