@@ -29,6 +29,7 @@ var routes = map[string]route{
 	"pauseSession":       {(*call).pauseSession, true},
 	"resumeSession":      {(*call).resumeSession, true},
 	"moveSession":        {(*call).moveSession, true},
+	"rotateSessionProxy": {(*call).rotateProxy, false},
 	"getSessionLive":     {(*call).freshURLs, false},
 	"rotateSessionUrls":  {(*call).rotateURLs, false},
 

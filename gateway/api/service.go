@@ -21,6 +21,7 @@ type Service interface {
 	Get(ctx context.Context, caller accounts.Caller, id string) (sessions.View, error)
 	List(ctx context.Context, caller accounts.Caller, req sessions.ListRequest) (page []sessions.View, nextCursor string, err error)
 	Patch(ctx context.Context, caller accounts.Caller, id string, req sessions.PatchRequest) (sessions.View, error)
+	RotateProxy(ctx context.Context, caller accounts.Caller, id string) (sessions.View, error)
 	Release(ctx context.Context, caller accounts.Caller, id string) (sessions.View, error)
 	Pause(ctx context.Context, caller accounts.Caller, id string) (sessions.View, error)
 	Resume(ctx context.Context, caller accounts.Caller, id string) (sessions.View, error)

@@ -9,6 +9,7 @@ import (
 	"github.com/berth-dev/berth/gateway/sessions"
 	"github.com/berth-dev/berth/shared/api"
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -53,12 +54,16 @@ func (c *call) createRequest() (req sessions.CreateRequest, err error) {
 	if len(setup) > 0 && !kind.HasShell() {
 		return req, apierr.New(apierr.InvalidRequest, "setup: needs a shell: also send shell true")
 	}
+	proxy, err := egress.ParseSetting(body.Proxy, egress.Sticky)
+	if err != nil {
+		return req, err
+	}
 	view := or(body.Viewport)
 	return sessions.CreateRequest{
 		Kind: kind, Timeout: or(body.Timeout), KeepAlive: or(body.KeepAlive),
 		Viewport:     session.Viewport{Width: view.Width, Height: view.Height},
 		UserMetadata: or(body.UserMetadata), Captcha: string(or(body.Captcha)), Setup: setup,
-		Region: or(body.Region), StrictRegion: or(body.StrictRegion), IdempotencyKey: or(params.IdempotencyKey),
+		Region: or(body.Region), StrictRegion: or(body.StrictRegion), IdempotencyKey: or(params.IdempotencyKey), Proxy: proxy,
 	}, nil
 }
 
@@ -85,8 +90,21 @@ func (c *call) patchSession() error {
 	if _, err := c.decode(&body); err != nil {
 		return err
 	}
-	v, err := c.srv.cfg.Service.Patch(c.ctx, c.caller, c.sessionID(), sessions.PatchRequest{
-		KeepAlive: body.KeepAlive, UserMetadata: or(body.UserMetadata), Timeout: body.Timeout, Captcha: (*string)(body.Captcha)})
+	req := sessions.PatchRequest{
+		KeepAlive: body.KeepAlive, UserMetadata: or(body.UserMetadata), Timeout: body.Timeout, Captcha: (*string)(body.Captcha)}
+	if body.Proxy != nil { // null removes it, and is not nil
+		to, err := egress.ParseSetting(body.Proxy, egress.Sticky)
+		if err != nil {
+			return err
+		}
+		req.Proxy = &session.ProxyPatch{To: to}
+	}
+	v, err := c.srv.cfg.Service.Patch(c.ctx, c.caller, c.sessionID(), req)
+	return c.session(v, err)
+}
+
+func (c *call) rotateProxy() error {
+	v, err := c.srv.cfg.Service.RotateProxy(c.ctx, c.caller, c.sessionID())
 	return c.session(v, err)
 }
 

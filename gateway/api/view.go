@@ -25,6 +25,10 @@ func sessionOf(v sessions.View) api.Session {
 	if len(out.UserMetadata) == 0 {
 		out.UserMetadata = json.RawMessage("{}")
 	}
+	if s.Proxy != nil {
+		shown := s.Proxy.Shown()
+		out.Proxy = &shown
+	}
 	if !s.EndedAt.IsZero() {
 		ended := stamp(s.EndedAt)
 		out.EndedAt = &ended

@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -19,9 +20,6 @@ import (
 // Create makes a session. existing says that the idempotency key had made it
 // before.
 func (s *Service) Create(ctx context.Context, caller accounts.Caller, req CreateRequest) (v View, existing bool, err error) {
-	if err := accounts.CheckTimeout(caller.Plan, req.Timeout); err != nil {
-		return v, false, err
-	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.CreateDeadline,
 		apierr.New(apierr.NoCapacity, "no machine was ready within %s; try again soon", s.cfg.CreateDeadline).After(2*time.Second))
 	defer cancel()
@@ -32,11 +30,27 @@ func (s *Service) Create(ctx context.Context, caller accounts.Caller, req Create
 		}
 		defer finish()
 	}
+	if err := s.mayCreate(caller, req); err != nil {
+		// What was made with the key was allowed then.
+		if made, ok := s.record.View().MadeWith(caller.ProjectID, req.IdempotencyKey); ok {
+			return s.view(made), true, nil
+		}
+		return v, false, err
+	}
 	found, existing, err := s.place(ctx, caller, req)
 	if err != nil {
 		return v, false, err
 	}
 	return s.view(found), existing, nil
+}
+
+// mayCreate holds a request against the project's plan, what was used of it
+// (402) before its bounds (403).
+func (s *Service) mayCreate(caller accounts.Caller, req CreateRequest) error {
+	if err := s.mayProxy(caller.ProjectID, caller.Plan, req.Proxy); err != nil {
+		return err
+	}
+	return accounts.CheckTimeout(caller.Plan, req.Timeout)
 }
 
 // place tries the hosts in order of preference until one has a machine.
@@ -48,7 +62,10 @@ func (s *Service) place(ctx context.Context, caller accounts.Caller, req CreateR
 	others := s.creating.enter(caller.ProjectID)
 	defer s.creating.leave(caller.ProjectID)
 	for _, host := range hosts {
-		draft := s.draft(caller, req, host)
+		var draft session.Session
+		if draft, err = s.draft(caller, req, host); err != nil {
+			return found, false, err
+		}
 		// Where the record may well refuse, it speaks before a machine is taken:
 		// creates over the limit must not use the warm machines up.
 		sure := req.IdempotencyKey == "" && s.record.Leader() &&
@@ -62,17 +79,25 @@ func (s *Service) place(ctx context.Context, caller accounts.Caller, req CreateR
 	return found, existing, err
 }
 
-func (s *Service) draft(caller accounts.Caller, req CreateRequest, host placement.Host) session.Session {
+func (s *Service) draft(caller accounts.Caller, req CreateRequest, host placement.Host) (d session.Session, err error) {
 	now := time.Now().UTC().Truncate(time.Millisecond)
-	d := session.Session{ID: uuid.NewString(), ProjectID: caller.ProjectID, Region: host.Region, Kind: req.Kind,
+	d = session.Session{ID: uuid.NewString(), ProjectID: caller.ProjectID, Region: host.Region, Kind: req.Kind,
 		KeepAlive: req.KeepAlive, Timeout: req.Timeout, Viewport: req.Viewport, UserMetadata: req.UserMetadata,
 		Captcha: req.Captcha, Status: session.Running, CreatedAt: now, StartedAt: now,
 		ExpiresAt: session.Expiry(now, req.Timeout), Host: host.Name, Epoch: 1, URLKeyVersion: 1, SettingsVersion: 1,
-		RunningSince: now, Key: newKey(), StrictRegion: req.StrictRegion && req.Region != ""}
+		RunningSince: now, Key: newKey(), ProxySeed: newSeed(), StrictRegion: req.StrictRegion && req.Region != ""}
 	if len(req.Setup) > 0 {
 		d.SetupStatus = session.SetupRunning
 	}
-	return d
+	d.Proxy, err = s.sealed(d.ID, req.Proxy)
+	return d, err
+}
+
+// newSeed makes what a session's sticky ids are drawn from.
+func newSeed() []byte {
+	seed := make([]byte, 16)
+	_, _ = rand.Read(seed) // never fails since Go 1.24
+	return seed
 }
 
 // attempt commits the session and acquires its machine; side by side when the
@@ -81,8 +106,12 @@ func (s *Service) draft(caller accounts.Caller, req CreateRequest, host placemen
 // forgets what nobody was told of. next says that another host may do better;
 // when the record is what failed, none does.
 func (s *Service) attempt(ctx context.Context, draft session.Session, req CreateRequest, sure bool) (found session.Session, existing, next bool, err error) {
+	set, err := s.settings(draft, draft.Epoch)
+	if err != nil {
+		return found, false, false, err
+	}
 	order := hostlink.Acquire{SessionID: draft.ID, ProjectID: draft.ProjectID, Epoch: draft.Epoch, Kind: draft.Kind,
-		Viewport: draft.Viewport, Setup: req.Setup, Settings: settings(draft)}
+		Viewport: draft.Viewport, Setup: req.Setup, Settings: set}
 	acquired := make(chan error, 1)
 	actx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

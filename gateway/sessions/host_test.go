@@ -115,7 +115,7 @@ func (h *fakeHost) acquire(w http.ResponseWriter, r *http.Request) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	st := hostlink.Status{SessionID: a.SessionID, Epoch: a.Epoch, Since: time.Now(), Version: a.Version}
+	st := hostlink.Status{SessionID: a.SessionID, Epoch: a.Epoch, Since: time.Now(), Version: a.Version, PassExpires: a.PassExpires}
 	h.running[a.SessionID], h.settings[a.SessionID] = st, a.Settings
 	answer(w, 201, st)
 }
@@ -126,14 +126,20 @@ func (h *fakeHost) patch(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	id := r.PathValue("id")
-	st, ok := h.running[id]
+	machines := h.running
+	if st, ok := h.targets[id]; ok && st.Epoch == s.PassEpoch {
+		machines = h.targets
+	}
+	st, ok := machines[id]
 	if !ok {
 		e := apierr.New(apierr.SessionNotRunning, "no such machine")
 		answer(w, e.Status(), e)
 		return
 	}
-	st.Version = s.Version
-	h.running[id], h.settings[id] = st, s
+	if st.Epoch == s.PassEpoch && s.Version >= st.Version {
+		st.Version, st.PassExpires = s.Version, s.PassExpires
+		machines[id], h.settings[id] = st, s
+	}
 	answer(w, 200, st)
 }
 
@@ -328,11 +334,11 @@ func newRig(t *testing.T) *rig {
 		}
 	}
 	plan, _ := record.View().Plan("Free")
-	host := newFakeHost(t)
+	host, secret := newFakeHost(t), trust.New()
 	r := &rig{t: t, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
-		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, region: map[string]string{}, changed: make(chan struct{}), secret: trust.New(), forgot: map[string]int{}}}
+		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, region: map[string]string{}, changed: make(chan struct{}), secret: secret, forgot: map[string]int{}}}
 	r.use = New(Config{PublicURL: "https://berth.example.com", Sizes: session.DefaultSizes, Prices: session.DefaultPrices,
-		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour, Name: "g", OperationDeadline: 10 * time.Second}, record, r.hosts, slog.New(slog.DiscardHandler))
+		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour, Name: "g", OperationDeadline: 10 * time.Second, Secret: secret}, record, r.hosts, slog.New(slog.DiscardHandler))
 	return r
 }
 

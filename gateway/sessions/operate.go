@@ -21,6 +21,7 @@ type operation struct {
 	found   session.Session // as it was opened
 	op      session.Operation
 	timings Timings
+	told    uint64 // version of the settings that the target got with its order
 
 	ctx  context.Context // ends at the deadline, and when the record has decided
 	stop context.CancelFunc
@@ -138,8 +139,16 @@ func (o *operation) remind(host string) {
 func (o *operation) restore(snap session.Snapshot) error {
 	o.remind(o.op.To)
 	s := o.found
+	if now, ok := o.s.record.View().Session(s.ID); ok {
+		s = now // settings may have changed since it was opened
+	}
+	set, err := o.s.settings(s, o.op.Epoch)
+	if err != nil {
+		return err
+	}
+	o.told = set.Version
 	order := hostlink.Restore{OpID: o.op.ID, Kind: o.op.Kind, Snapshot: snap, Key: s.Key, From: o.address(snap.Host), Deadline: o.op.Deadline,
-		Acquire: hostlink.Acquire{SessionID: s.ID, ProjectID: s.ProjectID, Epoch: o.op.Epoch, Kind: s.Kind, Viewport: s.Viewport, Settings: settings(s)}}
+		Acquire: hostlink.Acquire{SessionID: s.ID, ProjectID: s.ProjectID, Epoch: o.op.Epoch, Kind: s.Kind, Viewport: s.Viewport, Settings: set}}
 	if o.op.Kind == session.Resume { // the record sets it at the commit, and the host hears it then
 		order.Acquire.ExpiresAt = time.Now().UTC().Add(session.Remaining(s))
 	}

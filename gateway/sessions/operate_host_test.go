@@ -118,7 +118,7 @@ func (h *fakeHost) restore(id string, in hostlink.Restore) (any, error) {
 	if st, ok := h.targets[id]; ok && st.Held.OpID != in.OpID {
 		return nil, apierr.New(apierr.OperationInProgress, "held for another")
 	}
-	st := hostlink.Status{SessionID: id, Epoch: in.Acquire.Epoch, Since: time.Now(), Version: in.Acquire.Version,
+	st := hostlink.Status{SessionID: id, Epoch: in.Acquire.Epoch, Since: time.Now(), Version: in.Acquire.Version, PassExpires: in.Acquire.PassExpires,
 		Held: &hostlink.Held{OpID: in.OpID, Role: hostlink.Target}}
 	h.targets[id], h.snapshots[in.Snapshot.ID], h.settings[id] = st, true, in.Acquire.Settings
 	return hostlink.Restored{Status: st, Memory: in.Snapshot.Memory, AcquireMs: 3, RestoreMs: 5}, nil

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/session"
 )
 
@@ -23,6 +24,7 @@ type CreateRequest struct {
 	Region         string // empty: any
 	StrictRegion   bool
 	IdempotencyKey string
+	Proxy          *egress.Setting // nil: none; passwords in the clear
 }
 
 // PatchRequest is a checked PATCH /v1/sessions/:id; nil fields stay as they are.
@@ -31,6 +33,7 @@ type PatchRequest struct {
 	UserMetadata json.RawMessage
 	Timeout      *int
 	Captcha      *string
+	Proxy        *session.ProxyPatch // passwords in the clear
 }
 
 // ListRequest is a checked GET /v1/sessions.

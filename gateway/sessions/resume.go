@@ -26,7 +26,8 @@ func (s *Service) Resume(ctx context.Context, caller accounts.Caller, id string)
 // Awake gives the session as it runs now, for a request that has to work with
 // it: a paused one is resumed first, an open operation is waited for, but a pause
 // that is not committed yet is called off. Errors: session_not_running when it
-// has ended, concurrency_limit, no_capacity, unavailable.
+// has ended, plan_limit (402), spend_limit, concurrency_limit, no_capacity,
+// unavailable.
 func (s *Service) Awake(ctx context.Context, found session.Session) (session.Session, error) {
 	return s.awake(ctx, found, true)
 }
@@ -134,6 +135,9 @@ func (s *Service) resume(ctx context.Context, found session.Session) (session.Se
 
 // resumeSomewhere tries the hosts in order of preference until one has room.
 func (s *Service) resumeSomewhere(ctx context.Context, found session.Session) (session.Session, error) {
+	if err := s.mayProxyAgain(found); err != nil {
+		return found, err
+	}
 	targets, err := placement.ResumeTargets(s.hosts.List(), found)
 	if err != nil {
 		return found, err

@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
+	"github.com/berth-dev/berth/shared/trust"
 )
 
 // Hosts is what the use cases need of the living hosts.
@@ -43,6 +44,8 @@ type Config struct {
 	Name              string        // this gateway's: what an earlier run of it left open is aborted
 	OperationDeadline time.Duration // a pause, resume or move that is not done by then is undone
 	PauseDurable      bool          // a pause answers only when its snapshot is in the blob store
+
+	Secret *trust.Secret // seals passes and passwords for proxyd
 }
 
 // Service is the use cases. Safe for concurrent use.
@@ -149,38 +152,76 @@ func (s *Service) List(_ context.Context, caller accounts.Caller, req ListReques
 // Patch changes settings: the record first, then the host that enforces them.
 // A host that cannot be told now hears it when it is reconciled.
 func (s *Service) Patch(ctx context.Context, caller accounts.Caller, id string, req PatchRequest) (View, error) {
-	if _, err := s.find(ctx, caller, id); err != nil {
+	found, err := s.Running(ctx, caller, id)
+	if err != nil {
 		return View{}, err
+	}
+	p := session.Patch{KeepAlive: req.KeepAlive, UserMetadata: req.UserMetadata, Timeout: req.Timeout, Captcha: req.Captcha}
+	if req.Proxy != nil {
+		if p.Proxy, err = s.proxyPatch(caller, found, *req.Proxy); err != nil {
+			return View{}, err
+		}
 	}
 	if req.Timeout != nil {
 		if err := accounts.CheckTimeout(caller.Plan, *req.Timeout); err != nil {
 			return View{}, err
 		}
 	}
-	changed, err := s.record.PatchSession(ctx, id, session.Patch{KeepAlive: req.KeepAlive, UserMetadata: req.UserMetadata,
-		Timeout: req.Timeout, Captcha: req.Captcha})
+	changed, err := s.record.PatchSession(ctx, id, p)
 	if err != nil {
 		return View{}, err
 	}
-	if changed.Status == session.Running && (req.KeepAlive != nil || req.Timeout != nil) {
-		if err := s.tellSettings(ctx, changed); err != nil {
-			s.log.Warn("a host does not know new settings yet", "session", id, "host", changed.Host, "error", err)
-		}
+	if req.KeepAlive != nil || req.Timeout != nil || req.Proxy != nil {
+		s.spread(ctx, changed)
 	}
 	return s.view(changed), nil
 }
 
+// proxyPatch is a change of the proxy that the project may make, as the record
+// keeps it.
+func (s *Service) proxyPatch(caller accounts.Caller, found session.Session, req session.ProxyPatch) (*session.ProxyPatch, error) {
+	if err := s.mayProxy(caller.ProjectID, caller.Plan, req.To); err != nil {
+		return nil, err
+	}
+	to, err := s.sealed(found.ID, req.To)
+	return &session.ProxyPatch{To: to}, err
+}
+
+// RotateProxy gives every proxy of a session a new address: the record first,
+// then the host, whose new connections take it.
+func (s *Service) RotateProxy(ctx context.Context, caller accounts.Caller, id string) (View, error) {
+	if _, err := s.Running(ctx, caller, id); err != nil {
+		return View{}, err
+	}
+	changed, err := s.record.RotateProxy(ctx, id)
+	if err != nil {
+		return View{}, err
+	}
+	s.spread(ctx, changed)
+	return s.view(changed), nil
+}
+
+// spread tells a session's host of changed settings, if it runs.
+func (s *Service) spread(ctx context.Context, changed session.Session) {
+	if changed.Status != session.Running {
+		return
+	}
+	if err := s.tellSettings(ctx, changed); err != nil {
+		s.log.Warn("a host does not know new settings yet", "session", changed.ID, "host", changed.Host, "error", err)
+	}
+}
+
 func (s *Service) tellSettings(ctx context.Context, changed session.Session) error {
+	set, err := s.settings(changed, changed.Epoch)
+	if err != nil {
+		return err
+	}
 	c, err := s.hosts.Client(changed.Host)
 	if err != nil {
 		return err
 	}
-	_, err = c.Patch(ctx, changed.ID, settings(changed))
+	_, err = c.Patch(ctx, changed.ID, set)
 	return err
-}
-
-func settings(s session.Session) hostlink.Settings {
-	return hostlink.Settings{Version: s.SettingsVersion, KeepAlive: s.KeepAlive, ExpiresAt: s.ExpiresAt}
 }
 
 // DialAgent opens a stream to a session's agent; a paused session is resumed

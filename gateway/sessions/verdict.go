@@ -104,6 +104,11 @@ func (o *operation) committed(now session.Session) {
 	if first == "" {
 		first, then = then, ""
 	}
+	if o.op.To != "" && now.SettingsVersion != o.told { // nothing may run by settings of yesterday, a proxy's least of all
+		sctx, cancel := context.WithTimeout(ctx, s.pace.tell)
+		s.spread(sctx, now)
+		cancel()
+	}
 	s.tell(ctx, first, now.ID, v)
 	s.background(func(ctx context.Context) {
 		if then != "" {

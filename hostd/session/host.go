@@ -320,9 +320,13 @@ func (h *Host) Get(ctx context.Context, id string) (hostlink.Status, error) {
 	return now.status, err
 }
 
-// Patch changes a running session's settings.
+// Patch changes a running session's settings, or those of one that is about to
+// run here: before its verdict comes, what changed meanwhile is in force.
 func (h *Host) Patch(ctx context.Context, id string, set hostlink.Settings) (hostlink.Status, error) {
 	s := h.find(id)
+	if t := h.findTarget(id); t != nil && t.epoch == set.PassEpoch {
+		s = t
+	}
 	if s == nil {
 		return hostlink.Status{}, h.gone(id)
 	}
@@ -333,7 +337,11 @@ func (h *Host) Patch(ctx context.Context, id string, set hostlink.Settings) (hos
 		return hostlink.Status{}, err
 	}
 	h.awaitTold(ctx, s)
-	return h.Get(ctx, id)
+	now, err := s.ask(ctx, order{})
+	if errors.Is(err, errEnded) {
+		err = h.gone(id)
+	}
+	return now.status, err
 }
 
 // Capture stops a session's machine and captures it; it is held until the
