@@ -4,6 +4,8 @@
 //	                         │           │                    │
 //	                         │           └─▶ eventlog, book   └─▶ agent ◀── tunnel ◀── gateway
 //	                       gossip                     slot's egress listener ──▶ proxyd
+//	                         │                                                     │
+//	                         └─▶ refusals ◀── feed of each proxyd of the region ───┘
 //
 // Machines outlive hostd: stopping it leaves them running, and the next start
 // adopts them. "hostd cleanup" ends them all.
@@ -29,12 +31,14 @@ import (
 	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/hostd/network"
 	"github.com/berth-dev/berth/hostd/pool"
+	"github.com/berth-dev/berth/hostd/refusals"
 	"github.com/berth-dev/berth/hostd/server"
 	hostsession "github.com/berth-dev/berth/hostd/session"
 	"github.com/berth-dev/berth/shared/daemon"
 	"github.com/berth-dev/berth/shared/event"
 	"github.com/berth-dev/berth/shared/gossip"
 	"github.com/berth-dev/berth/shared/hostlink"
+	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/session"
 	"github.com/berth-dev/berth/shared/store"
 	"github.com/berth-dev/berth/shared/trust"
@@ -256,6 +260,11 @@ func (h *host) serve(ctx context.Context, ln net.Listener) error {
 	g.Go(func() error { return h.pool.Run(ctx) })
 	g.Go(func() error { return h.advertise(ctx) })
 	g.Go(func() error { return h.housekeep(ctx) })
+	g.Go(func() error {
+		refusals.Run(ctx, refusals.Config{Host: h.cfg.Name, Region: h.cfg.Region, Members: h.members, Sessions: h.set, Log: h.log,
+			Open: func(addr string) refusals.Feed { return proxylink.NewClient(addr, h.secret) }})
+		return nil
+	})
 	g.Go(func() error {
 		if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
 			return err
