@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/berth-dev/berth/gateway/accounts"
 	"github.com/berth-dev/berth/gateway/api"
@@ -33,7 +34,7 @@ func (d directory) Authenticate(ctx context.Context, key string) (accounts.Calle
 
 // Me describes the caller's project.
 func (d directory) Me(_ context.Context, c accounts.Caller) (accounts.Me, error) {
-	return accounts.Describe(d.record.View(), c), nil
+	return accounts.Describe(d.record.View(), c, time.Now()), nil
 }
 
 // CreateKey makes an API key of a project, and the project when it is new. The

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func record(t *testing.T) *placement.Record {
+func record(t testing.TB) *placement.Record {
 	t.Helper()
 	r, err := placement.Open(placement.Config{Name: "gw", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
@@ -65,7 +65,7 @@ func TestAuthenticate(t *testing.T) {
 	if _, _, err := r.CreateSession(ctx, session.Session{ID: "s", ProjectID: "p", Status: session.Running, Kind: session.Both}, ""); err != nil {
 		t.Fatal(err)
 	}
-	got, err := json.Marshal(Describe(r.View(), c))
+	got, err := json.Marshal(Describe(r.View(), c, time.Now()))
 	want := `{"project":{"id":"p","name":"Pea","plan":"Hobby","limits":{"concurrentSessions":25,"maxTimeoutSeconds":7200,"proxyGbPerMonth":5}},"usage":{"runningSessions":1,"proxyGb":0}}`
 	if err != nil || string(got) != want {
 		t.Errorf("me\n%s, want\n%s", got, want)
@@ -147,7 +147,8 @@ func TestLoadTariff(t *testing.T) {
 	if err != nil || len(got.Plans) != 1 || got.Plans[0].ProxyGBPerMonth != nil || got.Plans[0].ConcurrentSessions != 7 {
 		t.Errorf("a plan of one's own: %+v, %v", got.Plans, err)
 	}
-	for _, bad := range []string{`{`, `{"price": {}}`, `{"prices": {"browserHour": -1}}`, `{"sizes": {}}`, `{"plans": []}`, `{"prices": {"browserHour": "1"}}`} {
+	for _, bad := range []string{`{`, `{"price": {}}`, `{"prices": {"browserHour": -1}}`, `{"sizes": {}}`, `{"plans": []}`, `{"prices": {"browserHour": "1"}}`,
+		`{"prices": {"residentialPerGb": -0.1}}`, `{"prices": {"currency": "EUR"}}`, `{"plans": [{"name": "A", "proxyGbPerMonth": -1}]}`} {
 		if _, err := load(bad); err == nil {
 			t.Errorf("%s was taken", bad)
 		}

@@ -3,6 +3,7 @@ package accounts
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/berth-dev/berth/gateway/placement"
 	"github.com/berth-dev/berth/shared/apierr"
@@ -78,18 +79,18 @@ type MeLimits struct {
 
 // MeUsage is what the project uses now.
 type MeUsage struct {
-	RunningSessions int     `json:"runningSessions"`
-	ProxyGB         float64 `json:"proxyGb"` // this calendar month (UTC); 0 until proxies are built
+	RunningSessions int       `json:"runningSessions"`
+	ProxyGB         Gigabytes `json:"proxyGb"` // this calendar month (UTC), of what the allowance counts
 }
 
-// Describe answers GET /v1/auth/me for a caller.
-func Describe(view *placement.View, c Caller) Me {
+// Describe answers GET /v1/auth/me for a caller, as of now.
+func Describe(view *placement.View, c Caller, now time.Time) Me {
 	project, _ := view.Project(c.ProjectID)
 	return Me{
 		Project: MeProject{
 			ID: c.ProjectID, Name: project.Name, Plan: c.Plan.Name,
 			Limits: MeLimits{c.Plan.ConcurrentSessions, c.Plan.MaxTimeoutSeconds, c.Plan.ProxyGBPerMonth},
 		},
-		Usage: MeUsage{RunningSessions: view.Running(c.ProjectID)},
+		Usage: MeUsage{view.Running(c.ProjectID), Gigabytes(view.PlatformBytes(c.ProjectID, now))},
 	}
 }

@@ -78,9 +78,18 @@ func (t Tariff) check() error {
 	if len(t.Plans) == 0 {
 		return fmt.Errorf("accounts: tariff: plans: want at least one")
 	}
-	for _, n := range []session.Nanos{t.Prices.Browser, t.Prices.VCPU, t.Prices.GiB} {
-		if n < 0 {
-			return fmt.Errorf("accounts: tariff: prices: %s is below zero", n)
+	if t.Prices.Currency != "USD" {
+		return fmt.Errorf("accounts: tariff: prices: currency: %q: want USD", t.Prices.Currency)
+	}
+	for _, n := range []*session.Nanos{&t.Prices.Browser, &t.Prices.VCPU, &t.Prices.GiB,
+		t.Prices.ResidentialPerGB, t.Prices.DatacenterPerGB, t.Prices.CustomPerGB} {
+		if n != nil && *n < 0 {
+			return fmt.Errorf("accounts: tariff: prices: %s is below zero", *n)
+		}
+	}
+	for _, p := range t.Plans {
+		if gb := p.ProxyGBPerMonth; gb != nil && *gb < 0 {
+			return fmt.Errorf("accounts: tariff: plan %s: proxyGbPerMonth: %v is below zero", p.Name, *gb)
 		}
 	}
 	return nil

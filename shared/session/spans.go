@@ -48,8 +48,11 @@ func addSpan(spans []Span, since, until time.Time) []Span {
 // the edges of windows that touch adds up to the whole. Running time that a
 // record older than spans has without saying when lies at the start.
 func UsedUntil(s Session, t, now time.Time) time.Duration {
-	edge := int64(math.MaxInt64)
-	if t.Before(now) || !s.EndedAt.IsZero() {
+	edge, end := int64(math.MaxInt64), now
+	if !s.EndedAt.IsZero() {
+		end = s.EndedAt
+	}
+	if t.Before(end) { // else all of it, whatever clocks say that disagree
 		edge = t.UnixMilli()
 	}
 	used, kept := int64(0), int64(0)
@@ -62,11 +65,7 @@ func UsedUntil(s Session, t, now time.Time) time.Duration {
 		used += before(Span{start, start + unsaid}, edge)
 	}
 	if since, ok := span(s); ok {
-		until := now
-		if !s.EndedAt.IsZero() {
-			until = s.EndedAt
-		}
-		used += before(Span{since.UnixMilli(), until.UnixMilli()}, edge)
+		used += before(Span{since.UnixMilli(), end.UnixMilli()}, edge)
 	}
 	return time.Duration(used) * time.Millisecond
 }
