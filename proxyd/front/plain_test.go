@@ -20,9 +20,10 @@ import (
 // rawSite answers each request on a connection with answer(request), raw, and
 // keeps what it was sent.
 type rawSite struct {
-	addr string
-	mu   sync.Mutex
-	got  []string
+	addr  string
+	mu    sync.Mutex
+	got   []string
+	conns int
 }
 
 // newRawSite reads requests head and body by itself: what it keeps is what
@@ -30,6 +31,9 @@ type rawSite struct {
 func newRawSite(t *testing.T, answer string) *rawSite {
 	s := &rawSite{}
 	s.addr = serveTCP(t, func(c *net.TCPConn) {
+		s.mu.Lock()
+		s.conns++
+		s.mu.Unlock()
 		var wire bytes.Buffer
 		r := bufio.NewReader(io.TeeReader(c, &wire))
 		for {
@@ -52,6 +56,12 @@ func (s *rawSite) requests() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]string(nil), s.got...)
+}
+
+func (s *rawSite) connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conns
 }
 
 const okAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Site: yes\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\n\r\nok"

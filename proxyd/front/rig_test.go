@@ -2,11 +2,15 @@ package front
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strconv"
 	"sync"
@@ -52,7 +56,9 @@ func newRigWith(t *testing.T, limit int, drain time.Duration, ups upstream.Confi
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := guard.New(egress.Policy{Allow: allow}, nil)
+	out := guard.New(egress.Policy{Allow: allow}, &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		return nil, errors.New("no name server in tests")
+	}})
 	ups.Dialer = out
 	upstreams, err := upstream.New(ups)
 	if err != nil {
@@ -109,6 +115,42 @@ func (r *rig) dialWith(session string, sealed []byte) *net.TCPConn {
 	r.t.Cleanup(func() { conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 	return conn
+}
+
+// counts are a session's.
+type counts = meter.Counts
+
+// fed takes the one refusal that host "host" hears of.
+func (r *rig) fed() proxylink.Refused {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	lines := newLines(cancel)
+	r.feed.ServeHTTP(lines, httptest.NewRequestWithContext(ctx, "GET", "/v1/refusals?host=host", nil))
+	var got proxylink.Refused
+	if err := json.Unmarshal(lines.first, &got); err != nil {
+		r.t.Errorf("%q: %v", lines.first, err)
+	}
+	return got
+}
+
+// lines keeps the first line that is not empty, and ends the stream then.
+type lines struct {
+	*httptest.ResponseRecorder
+	first []byte
+	end   func()
+}
+
+func newLines(end func()) *lines { return &lines{ResponseRecorder: httptest.NewRecorder(), end: end} }
+
+func (l *lines) SetWriteDeadline(time.Time) error { return nil }
+
+func (l *lines) Write(p []byte) (int, error) {
+	if l.first == nil && len(bytes.TrimSpace(p)) > 0 {
+		l.first = append([]byte(nil), p...)
+		l.end()
+	}
+	return len(p), nil
 }
 
 // client speaks HTTP through the proxy, one connection kept alive.

@@ -77,6 +77,9 @@ func (g *Guard) Dial(ctx context.Context, t egress.Target) (*net.TCPConn, error)
 // error is one of proxy_not_public, port_blocked, upstream_unreachable and
 // upstream_timeout.
 func (g *Guard) DialProxy(ctx context.Context, t egress.Target) (*net.TCPConn, error) {
+	if r := g.CheckLiteral(t); r != nil {
+		return nil, proxyRefusal(t, errNotPublic)
+	}
 	return dial(ctx, &g.dialer, t, proxyRefusal)
 }
 

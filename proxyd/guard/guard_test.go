@@ -242,3 +242,63 @@ func TestNamesAreAbsolute(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A target that a proxy is to resolve is checked as far as it can be.
+func TestCheckLiteral(t *testing.T) {
+	g := New(allow(t, "10.1.0.0/16"), nil)
+	for text, want := range map[string]egress.Reason{
+		"site.test": "", "8.8.8.8": "", "10.1.2.3": "", "nolocalhost": "", "[2606:4700::1111]": "",
+		"10.2.0.1": egress.BadTarget, "127.0.0.1": egress.BadTarget, "localhost": egress.BadTarget, "LOCALHOST.": egress.BadTarget, "a.localhost": egress.BadTarget,
+		"[::1]": egress.BadTarget, "[::ffff:10.2.0.1]": egress.BadTarget, "169.254.169.254": egress.BadTarget,
+	} {
+		target, r := egress.ParseTarget(text + ":80")
+		if r != nil {
+			t.Fatal(r)
+		}
+		if r := g.CheckLiteral(target); (r == nil) != (want == "") || r != nil && r.Reason != want {
+			t.Errorf("%s: %v, want %q", text, r, want)
+		}
+	}
+}
+
+// A customer's proxy must be public wherever its name leads, at each dial; an
+// operator's need not.
+func TestDialProxy(t *testing.T) {
+	port := listen(t, "127.0.0.2:0")
+	dns := &names{records: map[string][]string{
+		"opened.test": {"127.0.0.2"}, "private.test": {"10.0.0.1"}, "broken.test": {}, "rebind.test": {"127.0.0.2", "127.0.0.3"},
+	}}
+	g := New(allow(t, "127.0.0.2/32"), dns.resolver())
+	for name, want := range map[string]egress.Reason{
+		"opened.test": "", "private.test": egress.ProxyNotPublic, "localhost": egress.ProxyNotPublic,
+		"missing.test": egress.UpstreamUnreachable, "broken.test": egress.UpstreamUnreachable,
+	} {
+		conn, err := g.DialProxy(context.Background(), egress.Target{Name: name, Port: port})
+		if err == nil {
+			conn.Close()
+		}
+		if reasonOf(err) != want {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	outcomes := map[egress.Reason]int{}
+	for range 4 {
+		conn, err := g.DialProxy(context.Background(), egress.Target{Name: "rebind.test", Port: port})
+		if err == nil {
+			conn.Close()
+		}
+		outcomes[reasonOf(err)]++
+	}
+	if outcomes[""] != 2 || outcomes[egress.ProxyNotPublic] != 2 {
+		t.Errorf("rebinding: %v", outcomes)
+	}
+	if _, err := g.DialProxy(context.Background(), egress.Target{Name: "opened.test", Port: 25}); reasonOf(err) != egress.PortBlocked {
+		t.Errorf("a mail port: %v", err)
+	}
+	other := listen(t, "127.0.0.4:0")
+	conn, err := g.DialTrusted(context.Background(), egress.Target{Addr: netip.MustParseAddr("127.0.0.4"), Port: other})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+}

@@ -31,7 +31,9 @@ type answer struct {
 func readAnswer(r io.Reader) (a answer, early []byte, err error) {
 	buf := make([]byte, 0, 1024)
 	for interim := 0; ; {
-		if end := headEnd(buf); end > 0 {
+		if end := headEnd(buf); end > maxAnswer {
+			return a, nil, errAnswer
+		} else if end > 0 {
 			if a, err = parseAnswer(buf[:end]); err != nil {
 				return a, nil, err
 			}

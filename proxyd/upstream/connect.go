@@ -13,13 +13,13 @@ import (
 
 // connect asks p for a tunnel to t and gives what came behind its answer.
 func (u *Upstreams) connect(ctx context.Context, p proxy, conn net.Conn, t egress.Target) ([]byte, *failure) {
-	ctx, cancel := context.WithTimeout(ctx, u.answerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, u.timeouts.Answer)
 	defer cancel()
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	a, early, err := exchange(conn, connectRequest(t, p.auth))
-	if !stop() && err == nil { // the deadline of long ago may come at any moment
+	if !stop() { // also where the answer was quicker: that old deadline may come at any moment
 		err = context.Cause(ctx)
 	}
 	if err != nil {

@@ -51,7 +51,7 @@ func (p proxy) called() string {
 // open connects to p, with TLS where it is an HTTPS proxy. The result is a bare
 // *net.TCPConn where it is not.
 func (u *Upstreams) open(ctx context.Context, p proxy) (proxylink.HalfCloser, *failure) {
-	ctx, cancel := context.WithTimeout(ctx, u.openTimeout)
+	ctx, cancel := context.WithTimeout(ctx, u.timeouts.Open)
 	defer cancel()
 	dial := u.dialer.DialProxy
 	if p.provider != nil {

@@ -10,7 +10,7 @@
 //	proxy_type_unavailable  no provider of the rule's type and place
 //	proxy_not_public        a custom proxy's address is not public
 //	upstream_unreachable    no connection or no TLS with the proxy
-//	upstream_timeout        it did not answer in openTimeout or answerTimeout
+//	upstream_timeout        it did not answer in its Timeouts
 //	proxy_auth_failed       407
 //	target_restricted       an answer that the provider's Restricted describes
 //	upstream_error          any other answer than 2xx, or none that is HTTP
@@ -20,6 +20,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -32,16 +33,21 @@ import (
 	"github.com/berth-dev/berth/shared/proxylink"
 )
 
-// Deadlines of one proxy. Those of a provider that another can stand in for
-// are shorter.
-const (
-	openTimeout   = 10 * time.Second // resolve, connect, TLS
-	answerTimeout = 20 * time.Second // from CONNECT to the end of the answer's head
-	firstTimeout  = 10 * time.Second // both together, while another provider is left
+// Timeouts bound what a proxy takes. Zero fields are those of DefaultTimeouts.
+type Timeouts struct {
+	Open   time.Duration // resolve, connect, TLS
+	Answer time.Duration // from CONNECT to the end of the answer's head
+	First  time.Duration // both together, for a provider that another can stand in for
+	Plain  time.Duration // from the end of a plain request to its answer: a site may think long over it
+}
 
-	// plainTimeout is longer: a site may think long over a request.
-	plainTimeout = 2 * time.Minute
-)
+// DefaultTimeouts are those of production.
+var DefaultTimeouts = Timeouts{Open: 10 * time.Second, Answer: 20 * time.Second, First: 10 * time.Second, Plain: 2 * time.Minute}
+
+func (t Timeouts) complete() Timeouts {
+	d := DefaultTimeouts
+	return Timeouts{cmp.Or(t.Open, d.Open), cmp.Or(t.Answer, d.Answer), cmp.Or(t.First, d.First), cmp.Or(t.Plain, d.Plain)}
+}
 
 // maxAttempts is how many providers a connection tries.
 const maxAttempts = 3
@@ -58,6 +64,7 @@ type Config struct {
 	Dialer    Dialer
 	Providers []ProviderConfig // in order of preference
 	Roots     *x509.CertPool   // of HTTPS proxies' certificates; nil: the computer's
+	Timeouts  Timeouts
 }
 
 // Upstreams opens ways through proxies. Safe for concurrent use.
@@ -65,8 +72,7 @@ type Upstreams struct {
 	dialer    Dialer
 	providers []*provider
 	tls       *tls.Config
-
-	openTimeout, answerTimeout, firstTimeout, plainTimeout time.Duration
+	timeouts  Timeouts
 }
 
 // New makes an Upstreams.
@@ -84,7 +90,7 @@ func New(c Config) (*Upstreams, error) {
 		})
 	}
 	return &Upstreams{dialer: c.Dialer, providers: providers, tls: &tls.Config{RootCAs: c.Roots, MinVersion: tls.VersionTLS12},
-		openTimeout: openTimeout, answerTimeout: answerTimeout, firstTimeout: firstTimeout, plainTimeout: plainTimeout}, nil
+		timeouts: c.Timeouts.complete()}, nil
 }
 
 // Link is a connection through a proxy.
@@ -101,7 +107,7 @@ type Link struct {
 
 // PlainTimeout is how long a proxy's answer to a plain request may take to begin
 // once the request is out.
-func (u *Upstreams) PlainTimeout() time.Duration { return u.plainTimeout }
+func (u *Upstreams) PlainTimeout() time.Duration { return u.timeouts.Plain }
 
 // Tunnel opens a tunnel to t by a route.
 func (u *Upstreams) Tunnel(ctx context.Context, r *proxylink.Route, t egress.Target) (*Link, *egress.Refusal) {
@@ -176,7 +182,7 @@ func (u *Upstreams) platform(ctx context.Context, r *proxylink.Route, try func(c
 	for i, provider := range able {
 		one, cancel := ctx, context.CancelFunc(func() {})
 		if i < len(able)-1 {
-			one, cancel = context.WithTimeout(ctx, u.firstTimeout)
+			one, cancel = context.WithTimeout(ctx, u.timeouts.First)
 		}
 		l, failed := try(one, provider.proxy(r))
 		cancel()
