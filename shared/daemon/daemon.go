@@ -66,6 +66,7 @@ var ErrSignal = errors.New("asked to stop by a signal")
 // Main runs run until it returns or SIGINT or SIGTERM cancels its context, and
 // exits with its verdict. A second signal ends the process at once.
 func Main(name string, run func(ctx context.Context) error) {
+	noCore(name)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
