@@ -104,11 +104,7 @@ func (o *operation) committed(now session.Session) {
 	if first == "" {
 		first, then = then, ""
 	}
-	if o.op.To != "" && now.SettingsVersion != o.told { // nothing may run by settings of yesterday, a proxy's least of all
-		sctx, cancel := context.WithTimeout(ctx, s.pace.tell)
-		s.spread(sctx, now)
-		cancel()
-	}
+	o.catchUp(ctx, now)
 	s.tell(ctx, first, now.ID, v)
 	s.background(func(ctx context.Context) {
 		if then != "" {
@@ -123,6 +119,21 @@ func (o *operation) committed(now session.Session) {
 			}
 		}
 	})
+}
+
+// catchUp tells the target, before the verdict that lets its machine go on,
+// what a PATCH has changed since its order: nothing runs by the proxy of before.
+func (o *operation) catchUp(ctx context.Context, now session.Session) {
+	had := o.told
+	if o.op.Kind == session.Resume {
+		had++ // the commit's own change, when it ends, is told after: it can wait
+	}
+	if o.op.To == "" || now.SettingsVersion <= had {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.s.pace.tell)
+	defer cancel()
+	o.s.spread(ctx, now)
 }
 
 // aborted lets the hosts know: first the source, where the session goes on.
