@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -9,14 +10,18 @@ import (
 	"github.com/berth-dev/berth/gateway/api"
 	"github.com/berth-dev/berth/gateway/hosts"
 	"github.com/berth-dev/berth/gateway/placement"
+	"github.com/berth-dev/berth/gateway/proxies"
 	"github.com/berth-dev/berth/shared/session"
 	"github.com/berth-dev/berth/shared/token"
 )
 
 // directory answers who calls, and what the operator asks at the admin socket.
 type directory struct {
-	record *placement.Record
-	hosts  *hosts.Hosts
+	record  *placement.Record
+	hosts   *hosts.Hosts
+	proxies *proxies.Proxies
+	rates   accounts.Rates
+	log     *slog.Logger
 }
 
 // places is the record as streams to agents follow sessions in it.
@@ -76,3 +81,25 @@ func (d directory) ListKeys(context.Context) ([]api.AdminKey, error) {
 
 // Hosts lists the living hosts.
 func (d directory) Hosts(context.Context) ([]placement.Host, error) { return d.hosts.List(), nil }
+
+// refreshWithin is how long a report waits for proxyds. What they carried and
+// could not tell by then, the next report has.
+const refreshWithin = 5 * time.Second
+
+// fresh is the record with all that proxyds had counted.
+func (d directory) fresh(ctx context.Context) *placement.View {
+	ctx, cancel := context.WithTimeout(ctx, refreshWithin)
+	defer cancel()
+	if err := d.proxies.Refresh(ctx); err != nil {
+		d.log.Warn("a report of use may lack the last seconds of proxy data", "error", err)
+	}
+	return d.record.View()
+}
+
+// Usage reports what the caller's project used.
+func (d directory) Usage(ctx context.Context, c accounts.Caller, w accounts.Window) (accounts.Usage, error) {
+	return accounts.Report(d.fresh(ctx), c.ProjectID, w, time.Now(), d.rates), nil
+}
+
+// Pricing is the public price table.
+func (d directory) Pricing() accounts.Prices { return d.rates.Prices }

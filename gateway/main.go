@@ -2,6 +2,7 @@
 //
 //	clients ──▶ api ──▶ sessions ──▶ placement (the record, Raft)
 //	             │         └───────▶ hosts ──host link──▶ hostd
+//	             │                   proxies ──ledger──▶ proxyd
 //	             └─ relay ──session link, through hostd──▶ agent
 //	berth ──admin socket──▶ api ──▶ placement
 package main
@@ -22,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/gateway/api"
 	"github.com/berth-dev/berth/gateway/hosts"
 	"github.com/berth-dev/berth/gateway/placement"
+	"github.com/berth-dev/berth/gateway/proxies"
 	"github.com/berth-dev/berth/gateway/sessions"
 	"github.com/berth-dev/berth/shared/daemon"
 	"github.com/berth-dev/berth/shared/gossip"
@@ -43,6 +45,7 @@ type gateway struct {
 	record  *placement.Record
 	members *gossip.Pool
 	hosts   *hosts.Hosts
+	proxies *proxies.Proxies
 	use     *sessions.Service
 	api     *api.Server
 }
@@ -87,11 +90,13 @@ func (g *gateway) open(ctx context.Context) (err error) {
 		return err
 	}
 	g.hosts = hosts.New(g.members, g.secret, places{g.record})
-	g.use = sessions.New(sessions.Config{PublicURL: c.PublicURL, Sizes: c.Sizes, Prices: g.tariff.Prices.Prices,
+	g.proxies = proxies.New(g.members, g.secret, g.record, g.log)
+	rates := accounts.Rates{Sizes: c.Sizes, Prices: g.tariff.Prices}
+	g.use = sessions.New(sessions.Config{PublicURL: c.PublicURL, Rates: rates, Proxyds: g.proxies,
 		CreateDeadline: c.CreateDeadline, HostLostAfter: c.HostLostAfter,
 		Name: c.Name, OperationDeadline: c.OperationDeadline, PauseDurable: c.PauseDurable, Secret: g.secret}, g.record, g.hosts, g.log)
-	who := directory{g.record, g.hosts}
-	g.api, err = api.New(api.Config{Service: g.use, Accounts: who, Admin: who, Ready: g.ready, Log: g.log})
+	who := directory{record: g.record, hosts: g.hosts, proxies: g.proxies, rates: rates, log: g.log}
+	g.api, err = api.New(api.Config{Service: g.use, Accounts: who, Admin: operator{who}, Ready: g.ready, Log: g.log})
 	return err
 }
 
@@ -102,8 +107,8 @@ func (g *gateway) ready() error {
 		return errors.New("the record has no leader yet")
 	case len(g.hosts.List()) == 0:
 		return errors.New("no host has joined yet")
-	case g.hosts.Proxyds() == 0:
-		return errors.New("no proxyd has joined yet")
+	case !g.proxies.Reachable(g.cfg.Region):
+		return errors.New("no proxyd of the region answers yet")
 	}
 	return nil
 }
@@ -119,6 +124,7 @@ func (g *gateway) serve(ctx context.Context, ln net.Listener) error {
 	group.Go(func() error { return g.api.ServeAdmin(local) })
 	group.Go(func() error { return g.use.Run(ctx) })
 	group.Go(func() error { return g.keepPlans(ctx) })
+	group.Go(func() error { return g.proxies.Run(ctx) })
 	group.Go(func() error {
 		<-ctx.Done()
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.cfg.StopAfter)

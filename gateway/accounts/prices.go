@@ -27,7 +27,13 @@ func DefaultPrices() Prices {
 
 // perGB is the price of a type's data.
 func (p Prices) perGB(t egress.Type) session.Nanos {
-	price := map[egress.Type]*session.Nanos{egress.Residential: p.ResidentialPerGB, egress.Datacenter: p.DatacenterPerGB, egress.Custom: p.CustomPerGB}[t]
+	price := p.CustomPerGB
+	switch t {
+	case egress.Residential:
+		price = p.ResidentialPerGB
+	case egress.Datacenter:
+		price = p.DatacenterPerGB
+	}
 	if price == nil {
 		return 0
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/fasthttp/router"
 	"github.com/valyala/fasthttp"
 
+	"github.com/berth-dev/berth/gateway/accounts"
 	"github.com/berth-dev/berth/gateway/placement"
 	"github.com/berth-dev/berth/shared/apierr"
 )
@@ -26,6 +27,23 @@ type Admin interface {
 	// RevokeKey makes a key fail for good; not_found for an unknown id.
 	RevokeKey(ctx context.Context, id string) error
 	Hosts(ctx context.Context) ([]placement.Host, error)
+	// Usage reports on a project, or on all of them when it is empty; not_found
+	// for an unknown one.
+	Usage(ctx context.Context, project string, w accounts.Window) ([]AdminUsage, error)
+	Plans(ctx context.Context) ([]AdminPlan, error)
+}
+
+// AdminUsage is what a project used.
+type AdminUsage struct {
+	ProjectID string `json:"projectId"`
+	Plan      string `json:"plan"`
+	accounts.Usage
+}
+
+// AdminPlan is a plan and how many projects have it.
+type AdminPlan struct {
+	placement.Plan
+	Projects int `json:"projects"`
 }
 
 // AdminKey is an API key without its secret.
@@ -56,6 +74,8 @@ var projectName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 //	GET    /admin/keys                  → {data: [AdminKey]}
 //	DELETE /admin/keys/{id}             → 204
 //	GET    /admin/hosts                 → {data: [{name, region, driver, free, warm}]}
+//	GET    /admin/usage?project&from&to → {data: [AdminUsage]}, of all projects without project
+//	GET    /admin/plans                 → {data: [AdminPlan]}
 func (s *Server) ServeAdmin(ln net.Listener) error { return s.admin.Serve(ln) }
 
 func (s *Server) newAdmin() *fasthttp.Server {
@@ -66,6 +86,8 @@ func (s *Server) newAdmin() *fasthttp.Server {
 	r.GET("/admin/keys", s.adminCall((*call).adminListKeys))
 	r.DELETE("/admin/keys/{id}", s.adminCall((*call).adminRevokeKey))
 	r.GET("/admin/hosts", s.adminCall((*call).adminHosts))
+	r.GET("/admin/usage", s.adminCall((*call).adminUsage))
+	r.GET("/admin/plans", s.adminCall((*call).adminPlans))
 	return &fasthttp.Server{Handler: r.Handler, ErrorHandler: s.malformed, Logger: quiet{s.cfg.Log}, ReadTimeout: headerTime,
 		IdleTimeout: idleTime, MaxRequestBodySize: maxAdminBytes, NoDefaultServerHeader: true, NoDefaultContentType: true, CloseOnShutdown: true}
 }

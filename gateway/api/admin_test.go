@@ -11,12 +11,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/gateway/accounts"
 	"github.com/berth-dev/berth/gateway/placement"
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/session"
 )
 
-type fakeAdmin struct{ project, plan, revoked string }
+type fakeAdmin struct {
+	project, plan, revoked string
+	window                 accounts.Window
+}
 
 func (f *fakeAdmin) CreateKey(_ context.Context, project, plan string) (string, string, error) {
 	f.project, f.plan = project, plan
@@ -37,6 +41,18 @@ func (f *fakeAdmin) RevokeKey(_ context.Context, id string) error {
 
 func (f *fakeAdmin) Hosts(context.Context) ([]placement.Host, error) {
 	return []placement.Host{{Name: "h", Region: "local", Driver: "oci", Free: 3, Warm: map[session.Kind]int{session.Both: 2}}}, nil
+}
+
+func (f *fakeAdmin) Usage(_ context.Context, project string, w accounts.Window) ([]AdminUsage, error) {
+	if project == "nobody" {
+		return nil, apierr.New(apierr.NotFound, "there is no project %q", project)
+	}
+	f.window = w
+	return []AdminUsage{{ProjectID: "p", Plan: "Free", Usage: accounts.Usage{CostUSD: 5, ByDay: []accounts.DayUsage{}}}}, nil
+}
+
+func (f *fakeAdmin) Plans(context.Context) ([]AdminPlan, error) {
+	return []AdminPlan{{Plan: placement.Plan{Name: "Free", ConcurrentSessions: 3, MaxTimeoutSeconds: 900}, Projects: 1}}, nil
 }
 
 func TestAdmin(t *testing.T) {
@@ -75,6 +91,11 @@ func TestAdmin(t *testing.T) {
 		{"DELETE", "/admin/keys/k1", "", 204, ""},
 		{"DELETE", "/admin/keys/k2", "", 404, "there is no key k2"},
 		{"GET", "/admin/hosts", "", 200, `{"data":[{"name":"h","region":"local","driver":"oci","free":3,"warm":{"both":2}}]}`},
+		{"GET", "/admin/usage?project=p&from=2026-01-02&to=2026-02-03T04:05:06%2B01:00", "", 200, `"projectId":"p","plan":"Free","sessions":0,"browserSeconds":0,`},
+		{"GET", "/admin/usage?project=nobody", "", 404, "there is no project"},
+		{"GET", "/admin/usage?from=yesterday", "", 400, "from: "},
+		{"GET", "/admin/usage?from=2026-01-02&to=2026-01-02", "", 400, "from: 2026-01-02T00:00:00Z must be before"},
+		{"GET", "/admin/plans", "", 200, `{"data":[{"name":"Free","concurrentSessions":3,"maxTimeoutSeconds":900,"proxyGbPerMonth":null,"projects":1}]}`},
 		{"GET", "/v1/sessions", "", 404, "not_found"},
 	} {
 		req, _ := http.NewRequest(tt.method, "http://admin"+tt.path, strings.NewReader(tt.body))
@@ -90,6 +111,9 @@ func TestAdmin(t *testing.T) {
 	}
 	if admin.project != "acme" || admin.plan != "Hobby" || admin.revoked != "k1" {
 		t.Errorf("the use cases saw %+v", admin)
+	}
+	if want := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC); !admin.window.From.Equal(want) || !admin.window.To.Equal(time.Date(2026, 2, 3, 3, 5, 6, 0, time.UTC)) {
+		t.Errorf("the window was %+v", admin.window)
 	}
 }
 

@@ -206,6 +206,16 @@ func (fakeAccounts) Me(context.Context, accounts.Caller) (accounts.Me, error) {
 	return accounts.Me{Project: accounts.MeProject{ID: "p1", Name: "dev", Plan: "Free", Limits: accounts.MeLimits{ConcurrentSessions: 3, MaxTimeoutSeconds: 900}}}, nil
 }
 
+// Usage answers with the days at the edges of the window asked for.
+func (fakeAccounts) Usage(_ context.Context, _ accounts.Caller, w accounts.Window) (accounts.Usage, error) {
+	day := func(t time.Time) accounts.DayUsage {
+		return accounts.DayUsage{Date: t.UTC().Format(time.DateOnly), Seconds: 1, CostUSD: 1}
+	}
+	return accounts.Usage{Sessions: 2, Proxy: accounts.ProxyUsage{Residential: 1}, CostUSD: 2, ByDay: []accounts.DayUsage{day(w.From), day(w.To)}}, nil
+}
+
+func (fakeAccounts) Pricing() accounts.Prices { return accounts.DefaultPrices() }
+
 // rig is a server on a real socket and its fakes.
 type rig struct {
 	t    testing.TB

@@ -54,6 +54,8 @@ var routes = map[string]route{
 	"liveTerminal":   {(*call).liveTerminal, true},
 
 	"me":      {(*call).me, false},
+	"usage":   {(*call).usage, false},
+	"pricing": {(*call).pricing, false},
 	"healthz": {(*call).healthz, false},
 	"readyz":  {(*call).readyz, false},
 	"metrics": {(*call).writeMetrics, false},

@@ -56,4 +56,8 @@ type Accounts interface {
 	// Authenticate gives the caller of an API key; unauthorized for any other text.
 	Authenticate(ctx context.Context, key string) (accounts.Caller, error)
 	Me(ctx context.Context, caller accounts.Caller) (accounts.Me, error)
+	// Usage reports what the caller's project used, with all that was counted
+	// before the call.
+	Usage(ctx context.Context, caller accounts.Caller, w accounts.Window) (accounts.Usage, error)
+	Pricing() accounts.Prices
 }

@@ -58,9 +58,6 @@ func (h *Hosts) List() []placement.Host {
 	return out
 }
 
-// Proxyds counts the living proxyds.
-func (h *Hosts) Proxyds() int { return len(h.members.Members(gossip.Proxyd)) }
-
 // Changed is closed at the next change of the pool.
 func (h *Hosts) Changed() <-chan struct{} { return h.members.Changed() }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/gateway/accounts"
 	"github.com/berth-dev/berth/gateway/placement"
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
 )
@@ -59,6 +60,12 @@ func (s *Service) place(ctx context.Context, caller accounts.Caller, req CreateR
 	if err != nil {
 		return found, false, err
 	}
+	if hosts, err = s.withProxyd(hosts, req); err != nil {
+		if made, ok := s.record.View().MadeWith(caller.ProjectID, req.IdempotencyKey); ok {
+			return made, true, nil
+		}
+		return found, false, err
+	}
 	others := s.creating.enter(caller.ProjectID)
 	defer s.creating.leave(caller.ProjectID)
 	for _, host := range hosts {
@@ -77,6 +84,28 @@ func (s *Service) place(ctx context.Context, caller accounts.Caller, req CreateR
 		}
 	}
 	return found, existing, err
+}
+
+// proxydRetry is how soon a proxyd may be back.
+const proxydRetry = 2 * time.Second
+
+// withProxyd leaves out the hosts in whose region no proxyd answers, where the
+// session needs one: its browser has no other way out, nor has a shell whose
+// traffic is to go through a proxy. proxy_unavailable when none is left.
+func (s *Service) withProxyd(hosts []placement.Host, req CreateRequest) ([]placement.Host, error) {
+	if !req.Kind.HasBrowser() && req.Proxy.Scope() != egress.ScopeAll {
+		return hosts, nil
+	}
+	var fit []placement.Host
+	for _, h := range hosts {
+		if s.cfg.Proxyds.Reachable(h.Region) {
+			fit = append(fit, h)
+		}
+	}
+	if len(fit) == 0 {
+		return nil, apierr.New(apierr.ProxyUnavailable, "the proxy service that sessions reach the internet through is away: try again shortly").After(proxydRetry)
+	}
+	return fit, nil
 }
 
 func (s *Service) draft(caller accounts.Caller, req CreateRequest, host placement.Host) (d session.Session, err error) {

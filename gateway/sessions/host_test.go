@@ -30,12 +30,15 @@ type fakeHost struct {
 	tombs    map[string]hostlink.Tombstone // not yet acknowledged
 	settings map[string]hostlink.Settings
 	acquires int
-	slowEnd  time.Duration                 // how long each end takes
-	refuse   error                         // of Acquire
-	hold     chan struct{}                 // Acquire waits for it
-	watchers map[chan hostlink.Notice]bool // each with room
-	events   http.HandlerFunc              // the stream of events
-	server   *httptest.Server
+	patches  int
+	// inventories counts those that were asked for or sent.
+	inventories int
+	slowEnd     time.Duration                 // how long each end takes
+	refuse      error                         // of Acquire
+	hold        chan struct{}                 // Acquire waits for it
+	watchers    map[chan hostlink.Notice]bool // each with room
+	events      http.HandlerFunc              // the stream of events
+	server      *httptest.Server
 
 	// Of operations, see operate_host_test.go.
 	name      string
@@ -76,6 +79,7 @@ func answer(w http.ResponseWriter, status int, v any) {
 func (h *fakeHost) inventory() hostlink.Inventory {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.inventories++
 	inv := hostlink.Inventory{Host: h.name}
 	for _, machines := range []map[string]hostlink.Status{h.running, h.targets} {
 		for _, s := range machines {
@@ -125,6 +129,7 @@ func (h *fakeHost) patch(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewDecoder(r.Body).Decode(&s)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.patches++
 	id := r.PathValue("id")
 	machines := h.running
 	if st, ok := h.targets[id]; ok && st.Epoch == s.PassEpoch {
@@ -310,15 +315,27 @@ func (f *fakeHosts) timesForgotten(id string) int {
 // rig is a Service over a real record and fake hosts.
 type rig struct {
 	t      *testing.T
+	home   string // of the record
 	hosts  *fakeHosts
 	host   *fakeHost // h1
 	record *placement.Record
 	use    *Service
 	caller accounts.Caller
+
+	proxyds fakeProxyds
+}
+
+// fakeProxyds answer everywhere but in some regions.
+type fakeProxyds struct{ away sync.Map }
+
+func (f *fakeProxyds) Reachable(region string) bool {
+	_, away := f.away.Load(region)
+	return !away
 }
 
 func newRig(t *testing.T) *rig {
-	record, err := placement.Open(placement.Config{Name: "g", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
+	home := t.TempDir()
+	record, err := placement.Open(placement.Config{Name: "g", Home: home, Addr: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,9 +352,9 @@ func newRig(t *testing.T) *rig {
 	}
 	plan, _ := record.View().Plan("Free")
 	host, secret := newFakeHost(t), trust.New()
-	r := &rig{t: t, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
+	r := &rig{t: t, home: home, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
 		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, region: map[string]string{}, changed: make(chan struct{}), secret: secret, forgot: map[string]int{}}}
-	r.use = New(Config{PublicURL: "https://berth.example.com", Sizes: session.DefaultSizes, Prices: session.DefaultPrices,
+	r.use = New(Config{PublicURL: "https://berth.example.com", Rates: accounts.Rates{Sizes: session.DefaultSizes, Prices: accounts.DefaultPrices()}, Proxyds: &r.proxyds,
 		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour, Name: "g", OperationDeadline: 10 * time.Second, Secret: secret}, record, r.hosts, slog.New(slog.DiscardHandler))
 	return r
 }

@@ -59,7 +59,7 @@ type View struct {
 	Session session.Session
 	URLs    URLs
 	Used    time.Duration // billed running time
-	Cost    session.Nanos
+	Cost    session.Nanos // of that and of its proxy data
 }
 
 // Ended says how a socket's session stands when its link broke for good.

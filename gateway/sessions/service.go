@@ -33,11 +33,17 @@ type Hosts interface {
 	Forget(sessionID string)
 }
 
+// Proxyds knows which proxyds answer.
+type Proxyds interface {
+	// Reachable says whether one of the region does.
+	Reachable(region string) bool
+}
+
 // Config is what differs between installations.
 type Config struct {
 	PublicURL      string // base of signed URLs, no slash at the end
-	Sizes          session.Sizes
-	Prices         session.Prices
+	Rates          accounts.Rates
+	Proxyds        Proxyds
 	CreateDeadline time.Duration // a create without a machine by then fails
 	HostLostAfter  time.Duration // a host silent for longer has lost its sessions
 

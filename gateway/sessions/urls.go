@@ -18,9 +18,8 @@ const urlLife = time.Hour
 // view dresses a session for a response.
 func (s *Service) view(found session.Session) View {
 	now := time.Now()
-	used := session.Usage(found, now)
-	return View{Session: found, URLs: s.urls(found, now), Used: used,
-		Cost: session.Cost(found.Kind, used, s.cfg.Sizes, s.cfg.Prices)}
+	return View{Session: found, URLs: s.urls(found, now), Used: session.Usage(found, now),
+		Cost: s.cfg.Rates.Session(s.record.View(), found, now)}
 }
 
 func (s *Service) urls(found session.Session, now time.Time) URLs {
