@@ -2,17 +2,13 @@ package proxylink
 
 import (
 	"context"
-	"io"
 	"net"
 	"sync"
 )
 
-// relayChunk is how many bytes go between two calls of a counter. Bounding a
-// copy with io.LimitReader keeps Go's splice between two *net.TCPConn.
-const relayChunk = 4 << 20
-
 // HalfCloser is a connection that can end its own direction: *net.TCPConn,
-// *net.UnixConn. Two bare ones of these are relayed by the kernel (splice).
+// *net.UnixConn. Between two bare *net.TCPConn the kernel moves what comes in
+// bulk (splice).
 type HalfCloser interface {
 	net.Conn
 	CloseWrite() error
@@ -25,6 +21,9 @@ type Counter func(n int64)
 // failed, or ctx ended. The end of one direction is passed on as a half-close;
 // a failure or the end of ctx resets both, so that nothing lingers in the
 // kernel. Connections are never cut for being idle. Both are closed on return.
+//
+// Counters are told of what passed b, as soon as it did: aToB of what b took,
+// bToA of what b gave, also where a then fails to take it.
 func Relay(ctx context.Context, a, b HalfCloser, aToB, bToA Counter) error {
 	reset := sync.OnceFunc(func() { abort(a); abort(b) })
 	stop := context.AfterFunc(ctx, reset)
@@ -33,11 +32,11 @@ func Relay(ctx context.Context, a, b HalfCloser, aToB, bToA Counter) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if other = pump(a, b, bToA); other != nil {
+		if other = pump(a, b, bToA, nil); other != nil {
 			reset()
 		}
 	}()
-	err := pump(b, a, aToB)
+	err := pump(b, a, nil, aToB)
 	if err != nil {
 		reset()
 	}
@@ -51,22 +50,6 @@ func Relay(ctx context.Context, a, b HalfCloser, aToB, bToA Counter) error {
 		return err
 	}
 	return other
-}
-
-// pump copies from src to dst until src ends, then half-closes dst.
-func pump(dst, src HalfCloser, count Counter) error {
-	for {
-		n, err := io.Copy(dst, &io.LimitedReader{R: src, N: relayChunk})
-		if count != nil && n > 0 {
-			count(n)
-		}
-		if err != nil {
-			return err
-		}
-		if n < relayChunk {
-			return dst.CloseWrite()
-		}
-	}
 }
 
 // abort closes c with a reset where the kernel can.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"pgregory.net/rapid"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -67,7 +68,7 @@ func start(t *testing.T) *rig {
 
 func TestRelayHalfCloseAndCounts(t *testing.T) {
 	r := start(t)
-	request := make([]byte, relayChunk+12345) // over one counter call
+	request := make([]byte, 4<<20+12345) // copied at first, then spliced
 	for i := range request {
 		request[i] = byte(rand.Uint32())
 	}
@@ -112,6 +113,97 @@ func TestRelayPassesResetOn(t *testing.T) {
 	if err := <-r.result; err == nil {
 		t.Fatal("a reset is no orderly end")
 	}
+}
+
+// Counters know of bytes as soon as they passed: a long connection that says
+// little is counted all the same.
+func TestRelayCountsAtOnce(t *testing.T) {
+	r := start(t)
+	for i := int64(1); i <= 5; i++ {
+		if _, err := r.client.Write([]byte("ping")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(r.server, make([]byte, 4)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.server.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(r.client, make([]byte, 5)); err != nil {
+			t.Fatal(err)
+		}
+		// The write that the server saw may not have returned yet where it was made.
+		for deadline := time.Now().Add(10 * time.Second); r.up.Load() != 4*i || r.down.Load() != 5*i; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("counted %d up, %d down in turn %d", r.up.Load(), r.down.Load(), i)
+			}
+		}
+	}
+}
+
+// What the far side gave counts, also where the near one does not take it.
+func TestRelayCountsWhatTheFarSideGave(t *testing.T) {
+	r := start(t)
+	sent := make(chan int, 1)
+	go func() { // until everything between is full, and the reset frees it
+		total, chunk := 0, make([]byte, 64<<10)
+		for {
+			n, err := r.server.Write(chunk)
+			total += n
+			if err != nil {
+				sent <- total
+				return
+			}
+		}
+	}()
+	if _, err := io.ReadFull(r.client, make([]byte, 8<<20)); err != nil { // in bulk by now
+		t.Fatal(err)
+	}
+	_ = r.client.SetLinger(0)
+	r.client.Close()
+	if err := <-r.result; err == nil {
+		t.Error("a reset is no orderly end")
+	}
+	if down, total := r.down.Load(), int64(<-sent); down < 8<<20 || down > total {
+		t.Errorf("counted %d down, the far side gave %d", down, total)
+	}
+}
+
+// Whatever sizes come, in bulk or not, nothing is lost, doubled or reordered.
+func TestRelayKeepsEveryByteProperty(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		sizes := rapid.SliceOfN(rapid.SampledFrom([]int{1, 7, 1000, copySize - 1, copySize, 3 * copySize, 700_000}), 1, 12).Draw(rt, "sizes")
+		r := start(t)
+		want, source := sha256.New(), rand.NewChaCha8([32]byte{1})
+		total := int64(0)
+		go func() {
+			for _, n := range sizes {
+				b := make([]byte, n)
+				_, _ = source.Read(b)
+				if _, err := r.client.Write(b); err != nil {
+					return
+				}
+			}
+			_ = r.client.CloseWrite()
+		}()
+		again := rand.NewChaCha8([32]byte{1})
+		for _, n := range sizes {
+			b := make([]byte, n)
+			_, _ = again.Read(b)
+			_, _ = want.Write(b)
+			total += int64(n)
+		}
+		got := sha256.New()
+		n, err := io.Copy(got, r.server)
+		if err != nil || n != total || !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
+			rt.Fatalf("%d bytes of %d, %v", n, total, err)
+		}
+		r.server.Close()
+		if err := <-r.result; err != nil || r.up.Load() != total {
+			rt.Fatalf("%v, counted %d of %d", err, r.up.Load(), total)
+		}
+		r.client.Close()
+	})
 }
 
 func TestRelayEndsWithContext(t *testing.T) {
