@@ -210,11 +210,25 @@ func TestWaysInOperations(t *testing.T) {
 			if open := append(a.ways.open(), b.ways.open()...); len(open) != 0 {
 				t.Errorf("restored: %q are open", open)
 			}
+			set := passed(6, "in time", time.Now().Add(time.Hour))
+			set.PassEpoch, set.ShellProxy = 2, true
+			if st, err := b.host.Patch(t.Context(), "s", set); err != nil || st.Version != 6 || st.Epoch != 2 {
+				t.Errorf("a patch for the target: %+v, %v", st, err)
+			}
+			if open := b.ways.open(); len(open) != 0 {
+				t.Errorf("a patch for the target opened %q", open)
+			}
+			b.restart() // hostd, before the verdict
 			o.committed = true
 			o.tell(t, b)
+			for _, f := range b.alive() {
+				if p, _ := f.heard(); f.started.SessionID == "s" && !p.Shell {
+					t.Error("the shell was not told of the proxy")
+				}
+			}
 			o.tell(t, a)
 			synctest.Wait()
-			if from, to := a.ways.open(), b.ways.open(); len(from) != 0 || len(to) != 1 || to[0] != "s/2=" {
+			if from, to := a.ways.open(), b.ways.open(); len(from) != 0 || len(to) != 1 || to[0] != "s/2=in time" {
 				t.Errorf("moved: %q, %q", from, to)
 			}
 		})
