@@ -38,7 +38,7 @@ func TestParseSettingShown(t *testing.T) {
 		`{"type":"custom","server":"HTTPS://Proxy.Example.:8443/","username":"u","password":"hunter2"}`:                          `{"type":"custom","ip":"sticky","scope":"browser","server":"https://proxy.example:8443","username":"u"}`,
 		`{"type":"custom","server":"http://[2606:4700:0::1111]:80"}`:                                                             `{"type":"custom","ip":"sticky","scope":"browser","server":"http://[2606:4700::1111]:80"}`,
 		`{"type":"custom","server":"http://10.1.2.3:3128","password":"p"}`:                                                       `{"type":"custom","ip":"sticky","scope":"browser","server":"http://10.1.2.3:3128"}`,
-		`{"type":"datacenter","domainPattern":"a|b"}`:                                                                            `{"type":"datacenter","ip":"sticky","scope":"browser","domainPattern":"a|b"}`,
+		`{"type":"datacenter","domainPattern":"<a>|b&"}`:                                                                         `{"type":"datacenter","ip":"sticky","scope":"browser","domainPattern":"<a>|b&"}`,
 		`[{"type":"none","domainPattern":"^a\\.b$"},{"type":"residential","ip":"rotating"},{"type":"datacenter","scope":"all"}]`: `[{"type":"none","ip":"sticky","domainPattern":"^a\\.b$"},{"type":"residential","ip":"rotating"},{"type":"datacenter","ip":"sticky","scope":"all"}]`,
 	} {
 		if got := string(parsed(t, text).Shown()); got != want {

@@ -1,6 +1,9 @@
 package egress
 
-import "encoding/json"
+import (
+	"bytes"
+	"encoding/json"
+)
 
 // Type is how a connection leaves: through which kind of proxy, or straight.
 type Type string
@@ -105,17 +108,17 @@ func (s *Setting) Shown() json.RawMessage {
 		return json.RawMessage("null")
 	}
 	bare := s.Bare()
-	var b []byte
-	var err error
-	if bare.List {
-		b, err = json.Marshal(bare.Rules)
-	} else {
-		b, err = json.Marshal(bare.Rules[0])
+	var shown any = bare.Rules
+	if !bare.List {
+		shown = bare.Rules[0]
 	}
-	if err != nil {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // patterns stay readable
+	if err := enc.Encode(shown); err != nil {
 		panic("egress: " + err.Error()) // a struct of texts always encodes
 	}
-	return b
+	return bytes.TrimRight(b.Bytes(), "\n")
 }
 
 // Bare is a copy of the setting without passwords, sealed or not; nil of nil.
