@@ -1,5 +1,5 @@
-// Command berth is the operator's and newcomer's tool: API keys, hosts, and a
-// demonstration of the whole path.
+// Command berth is the operator's and newcomer's tool: API keys, hosts, use
+// and plans, and a demonstration of the whole path.
 package main
 
 import (
@@ -16,6 +16,8 @@ import (
 type commandLine struct {
 	Keys   keysCmd   `cmd:"" help:"API keys: create, list, revoke. Run it on the gateway's computer."`
 	Hosts  hostsCmd  `cmd:"" help:"The living hosts and what is free there. Run it on the gateway's computer."`
+	Usage  usageCmd  `cmd:"" help:"What projects used and what that costs. Run it on the gateway's computer."`
+	Plans  plansCmd  `cmd:"" help:"The plans, and how to change them. Run it on the gateway's computer."`
 	Doctor doctorCmd `cmd:"" help:"Look at this computer as a host: virtualisation, memory, limits, kernel and tools; say what to mend."`
 	Demo   demoCmd   `cmd:"" help:"Try everything once: a session, a page served by its shell, a click, a screenshot."`
 }
