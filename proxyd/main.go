@@ -14,7 +14,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -32,6 +34,11 @@ import (
 func main() {
 	var cfg config
 	daemon.Parse(&cfg, "proxyd", "Berth's egress tier: decides on, makes and counts the connections of sessions.")
+	if os.Getenv("GOGC") == "" {
+		// The heap is small and connections are many: collecting less often saves a
+		// tenth of the CPU for some tens of MiB.
+		debug.SetGCPercent(400)
+	}
 	daemon.Main("proxyd", func(ctx context.Context) error { return run(ctx, cfg) })
 }
 
@@ -50,7 +57,7 @@ func run(ctx context.Context, cfg config) (err error) {
 	if err != nil {
 		return fmt.Errorf("--providers: %w", err)
 	}
-	link, err := net.Listen("tcp", cfg.Listen)
+	link, err := front.Listen(ctx, cfg.Listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}

@@ -41,9 +41,13 @@ type client struct {
 	closeOnce sync.Once
 }
 
+// readers are buffers that hold a Hello with a usual pass and a request's head.
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 8<<10) }}
+
 // add books a new connection as open.
 func (s *Server) add(ctx context.Context, conn *net.TCPConn) *client {
-	c := &client{Conn: conn, tcp: conn, r: bufio.NewReader(conn), s: s, ctx: ctx, began: time.Now()}
+	c := &client{Conn: conn, tcp: conn, r: readers.Get().(*bufio.Reader), s: s, ctx: ctx, began: time.Now()}
+	c.r.Reset(conn)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.clients[c] = struct{}{}
@@ -92,6 +96,10 @@ func (c *client) interrupt() { _ = c.SetReadDeadline(time.Unix(1, 0)) }
 // because browsers connect ahead of need, but of a connection that is refused
 // anyway, and counts nowhere, not for long.
 func (c *client) first() (byte, error) {
+	if c.r.Buffered() > 0 {
+		b, _ := c.r.Peek(1)
+		return b[0], nil
+	}
 	c.s.mu.Lock()
 	if c.s.draining {
 		c.s.mu.Unlock()
@@ -120,10 +128,17 @@ func (c *client) startsWith(text string) bool {
 	return string(b) == text
 }
 
-// buffered takes what was read ahead.
+// buffered is what was read ahead, good until the next read.
 func (c *client) buffered() []byte {
 	b, _ := c.r.Peek(c.r.Buffered())
 	return b
+}
+
+// release gives the buffer back: from here on only tcp is read.
+func (c *client) release() {
+	c.r.Reset(nil)
+	readers.Put(c.r)
+	c.r = nil
 }
 
 // lingerClose closes after an answer that the client must get: closing with

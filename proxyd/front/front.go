@@ -4,12 +4,14 @@
 package front
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/things-go/go-socks5"
@@ -20,7 +22,6 @@ import (
 	"github.com/berth-dev/berth/proxyd/refusals"
 	"github.com/berth-dev/berth/proxyd/upstream"
 	"github.com/berth-dev/berth/shared/daemon"
-	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/trust"
 )
 
@@ -41,10 +42,38 @@ type Config struct {
 	Log       *slog.Logger
 }
 
+// Listen listens for hostd's connections. Keep-alive is set once, on the
+// listener: what it accepts inherits that (tcp(7)).
+func Listen(ctx context.Context, addr string) (net.Listener, error) {
+	lc := net.ListenConfig{KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) error {
+		var failed error
+		err := raw.Control(func(fd uintptr) { failed = keepAlive(int(fd)) })
+		return errors.Join(err, failed)
+	}}
+	lc.SetMultipathTCP(false) // every connection would pay for what no hostd asks for
+	return lc.Listen(ctx, "tcp", addr)
+}
+
+// Keep-alive of hostd's connections, seconds: a host that is gone without a
+// word is noticed after idle + count * interval.
+const (
+	keepIdle     = 30
+	keepInterval = 15
+	keepCount    = 6
+)
+
+func keepAlive(fd int) error {
+	return errors.Join(syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1),
+		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPIDLE, keepIdle),
+		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPINTVL, keepInterval),
+		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPCNT, keepCount))
+}
+
 // Server serves the proxy link.
 type Server struct {
 	Config
 	log    *slog.Logger
+	hellos *hellos
 	passes *pass.Book
 
 	socks *socks5.Server
@@ -59,7 +88,7 @@ type Server struct {
 
 // New makes a server.
 func New(config Config) *Server {
-	s := &Server{Config: config, log: config.Log, passes: pass.NewBook(config.Secret), clients: map[*client]struct{}{}}
+	s := &Server{Config: config, log: config.Log, hellos: newHellos(config.Secret), passes: pass.NewBook(config.Secret), clients: map[*client]struct{}{}}
 	s.socks = s.newSocks()
 	s.plain = s.newPlain()
 	s.toWeb = newHandoff()
@@ -150,7 +179,9 @@ func (s *Server) serve(c *client) {
 		c.Close()
 		return
 	}
-	_ = c.SetReadDeadline(time.Now().Add(headTimeout))
+	if !bytes.HasSuffix(c.buffered(), []byte("\r\n\r\n")) { // else the head is here
+		_ = c.SetReadDeadline(time.Now().Add(headTimeout))
+	}
 	switch {
 	case first == 0x05: // RFC 1928 3
 		c.protocol = "socks5"
@@ -165,28 +196,24 @@ func (s *Server) serve(c *client) {
 	}
 }
 
-var errProof = errors.New("wrong proof of the cluster secret")
-
 // greet reads the Hello, opens its pass and books the connection. Without a
 // good pass, and beyond the limit, the client learns so in its own protocol.
-func (s *Server) greet(c *client) (err error) {
+func (s *Server) greet(c *client) error {
 	_ = c.SetReadDeadline(time.Now().Add(helloTimeout))
-	if c.hello, err = proxylink.ReadHello(c.r); err != nil {
+	hello, sealed, err := s.hellos.read(c.r)
+	if err != nil {
 		return err
 	}
-	if !s.Secret.Check(c.hello.Proof) {
-		return errProof
-	}
+	c.hello = hello
 	var newer bool
-	c.pass, newer, c.refused = s.passes.Open(time.Now(), c.hello.SessionID, c.hello.Pass)
+	c.pass, newer, c.refused = s.passes.Open(time.Now(), hello.SessionID, sealed)
 	if newer {
-		s.dismiss(c.hello.SessionID)
+		s.dismiss(hello.SessionID)
 	}
-	c.hello.Pass = nil // has done its work, and may be large
 	if c.pass == nil {
 		return nil
 	}
-	booked, err := s.Meter.Open(c.hello.SessionID, c.pass.ProjectID)
+	booked, err := s.Meter.Open(hello.SessionID, c.pass.ProjectID)
 	if !errors.As(err, &c.refused) {
 		c.meter = booked
 	}

@@ -52,7 +52,7 @@ func newRigWith(t *testing.T, limit int, drain time.Duration, ups upstream.Confi
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := Listen(context.Background(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -118,6 +118,7 @@ func (s *Server) refuse(c *client, method, text string, r *egress.Refusal) {
 func (s *Server) relay(c *client, w way, ahead []byte) {
 	_ = c.tcp.SetDeadline(time.Time{})
 	ahead = append(ahead, c.buffered()...)
+	c.release()
 	if len(ahead) > 0 {
 		n, err := w.conn.Write(ahead)
 		w.flow.Up(int64(n))

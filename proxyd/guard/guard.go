@@ -19,6 +19,10 @@ import (
 // DialTimeout bounds resolving and connecting together.
 const DialTimeout = 10 * time.Second
 
+// keepAlive keeps idle connections known to the NATs on their way. What is not
+// set is the computer's own, and a system call less for each connection.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 60 * time.Second, Interval: -1, Count: -1}
+
 // Guard dials. Safe for concurrent use.
 type Guard struct {
 	policy  egress.Policy
@@ -33,7 +37,7 @@ func New(policy egress.Policy, resolver *net.Resolver) *Guard {
 		resolver = &net.Resolver{PreferGo: true}
 	}
 	g := &Guard{policy: policy}
-	g.trusted = net.Dialer{Timeout: DialTimeout, Resolver: resolver}
+	g.trusted = net.Dialer{Timeout: DialTimeout, Resolver: resolver, KeepAliveConfig: keepAlive}
 	g.dialer = g.trusted
 	g.dialer.Control = g.check
 	return g

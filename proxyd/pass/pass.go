@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berth-dev/berth/proxyd/recent"
 	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/trust"
@@ -57,13 +58,13 @@ type Book struct {
 	secret *trust.Secret
 
 	mu     sync.Mutex
-	open   *recent[tag, *Pass]
-	newest *recent[string, version] // by session
+	open   *recent.Map[tag, *Pass]
+	newest *recent.Map[string, version] // by session
 }
 
 // NewBook makes a book of passes that secret seals.
 func NewBook(secret *trust.Secret) *Book {
-	return &Book{secret: secret, open: newRecent[tag, *Pass](maxPasses), newest: newRecent[string, version](maxSessions)}
+	return &Book{secret: secret, open: recent.New[tag, *Pass](maxPasses), newest: recent.New[string, version](maxSessions)}
 }
 
 // tag is the end of a sealed pass: enough to find it by.
@@ -78,7 +79,7 @@ func tagOf(sealed []byte) (t tag) {
 // that the session had an older one here.
 func (b *Book) Open(now time.Time, sessionID string, sealed []byte) (p *Pass, newer bool, refused *egress.Refusal) {
 	b.mu.Lock()
-	p, known := b.open.get(tagOf(sealed))
+	p, known := b.open.Get(tagOf(sealed))
 	b.mu.Unlock()
 	// What opened for a session before is good for it now, unless its time is over.
 	known = known && p.SessionID == sessionID && now.Before(p.Expires) && bytes.Equal(p.sealed, sealed)
@@ -99,16 +100,16 @@ func (b *Book) Open(now time.Time, sessionID string, sealed []byte) (p *Pass, ne
 func (b *Book) admit(p *Pass, known bool) (*Pass, bool, *egress.Refusal) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	last, seen := b.newest.get(p.SessionID)
+	last, seen := b.newest.Get(p.SessionID)
 	if seen && p.version().olderThan(last) {
 		return nil, false, invalid(nil, "the session's pass for the proxy was replaced: new connections use the current proxy")
 	}
 	newer := seen && last.olderThan(p.version())
 	if !seen || newer {
-		b.newest.put(p.SessionID, p.version())
+		b.newest.Put(p.SessionID, p.version())
 	}
 	if !known {
-		b.open.put(tagOf(p.sealed), p)
+		b.open.Put(tagOf(p.sealed), p)
 	}
 	return p, newer, nil
 }
@@ -117,7 +118,7 @@ func (b *Book) admit(p *Pass, known bool) (*Pass, bool, *egress.Refusal) {
 func (b *Book) Replaced(p *Pass) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	last, seen := b.newest.get(p.SessionID)
+	last, seen := b.newest.Get(p.SessionID)
 	return seen && p.version().olderThan(last)
 }
 

@@ -106,23 +106,6 @@ func TestOlderPassesProperty(t *testing.T) {
 	})
 }
 
-func TestMemoryIsBounded(t *testing.T) {
-	r := newRecent[string, int](3)
-	for i := range 5 {
-		r.put(fmt.Sprint(i), i)
-		r.get("1") // in use: stays
-	}
-	for key, want := range map[string]bool{"0": false, "1": true, "2": false, "3": true, "4": true} {
-		if _, ok := r.get(key); ok != want {
-			t.Errorf("%s: %v", key, ok)
-		}
-	}
-	r.put("3", 33)
-	if v, _ := r.get("3"); v != 33 || len(r.at) != 3 || r.order.Len() != 3 {
-		t.Errorf("%d, %d of %d", v, len(r.at), r.order.Len())
-	}
-}
-
 func BenchmarkOpen(b *testing.B) {
 	secret := trust.New()
 	book := NewBook(secret)

@@ -265,7 +265,7 @@ func TestAProviderComesBack(t *testing.T) {
 			t.Error("not tried again")
 		}
 		a.report(fine, time.Now())
-		if first() != "a" || first() != "a" {
+		if got := first() + first(); got != "aa" {
 			t.Error("it is not back")
 		}
 	})

@@ -21,8 +21,8 @@ const (
 	smallReads = 8        // splices of less than a buffer in a row, until it stops
 )
 
-// pump copies from src to dst until src ends, then half-closes dst. read and
-// written are told of bytes that src gave and dst took.
+// pump copies from src to dst until src ends. read and written are told of
+// bytes that src gave and dst took.
 func pump(dst, src HalfCloser, read, written Counter) error {
 	p := &oneWay{dst: dst, src: src, read: read, written: written}
 	if from, ok := src.(*net.TCPConn); ok {
@@ -32,12 +32,8 @@ func pump(dst, src HalfCloser, read, written Counter) error {
 		}
 	}
 	for {
-		more, err := p.step()
-		if err != nil {
+		if more, err := p.step(); err != nil || !more {
 			return err
-		}
-		if !more {
-			return dst.CloseWrite()
 		}
 	}
 }

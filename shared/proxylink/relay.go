@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // HalfCloser is a connection that can end its own direction: *net.TCPConn,
@@ -28,18 +29,24 @@ func Relay(ctx context.Context, a, b HalfCloser, aToB, bToA Counter) error {
 	reset := sync.OnceFunc(func() { abort(a); abort(b) })
 	stop := context.AfterFunc(ctx, reset)
 	defer stop()
+	var half atomic.Bool // one direction has ended
+	way := func(dst, src HalfCloser, read, written Counter) error {
+		err := pump(dst, src, read, written)
+		if err == nil && half.CompareAndSwap(false, true) {
+			err = dst.CloseWrite() // of the second one Close does it
+		}
+		if err != nil {
+			reset()
+		}
+		return err
+	}
 	var other error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if other = pump(a, b, bToA, nil); other != nil {
-			reset()
-		}
+		other = way(a, b, bToA, nil)
 	}()
-	err := pump(b, a, nil, aToB)
-	if err != nil {
-		reset()
-	}
+	err := way(b, a, nil, aToB)
 	<-done
 	a.Close()
 	b.Close()

@@ -62,23 +62,38 @@ func AppendHello(b []byte, h Hello) ([]byte, error) {
 // ReadHello reads a Hello and not one byte more. The caller sets a deadline,
 // checks Proof and refuses an error by closing.
 func ReadHello(r io.Reader) (Hello, error) {
-	var h Hello
+	body, pass, err := ReadFrame(r)
+	if err != nil {
+		return Hello{}, err
+	}
+	h, err := ParseHello(body)
+	h.Pass = pass
+	return h, err
+}
+
+// ReadFrame is ReadHello without looking inside: body is the JSON, the same for
+// each connection of a session from one host.
+func ReadFrame(r io.Reader) (body, pass []byte, err error) {
 	var head [len(magic) + 4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return h, fmt.Errorf("read hello: %w", err)
+		return nil, nil, fmt.Errorf("read hello: %w", err)
 	}
 	size := int(binary.BigEndian.Uint16(head[len(magic):]))
-	pass := int(binary.BigEndian.Uint16(head[len(magic)+2:]))
+	sealed := int(binary.BigEndian.Uint16(head[len(magic)+2:]))
 	if string(head[:len(magic)]) != magic || size > maxHello {
-		return h, fmt.Errorf("read hello: %w", ErrNotHello)
+		return nil, nil, fmt.Errorf("read hello: %w", ErrNotHello)
 	}
-	body := make([]byte, size+pass)
-	if _, err := io.ReadFull(r, body); err != nil {
-		return h, fmt.Errorf("read hello: %w", err)
+	b := make([]byte, size+sealed)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return nil, nil, fmt.Errorf("read hello: %w", err)
 	}
-	if err := json.Unmarshal(body[:size], &h); err != nil || h.SessionID == "" {
-		return h, fmt.Errorf("read hello: %w", ErrNotHello)
+	return b[:size:size], b[size:], nil
+}
+
+// ParseHello reads the JSON of a Hello, which has no pass then.
+func ParseHello(body []byte) (h Hello, err error) {
+	if err := json.Unmarshal(body, &h); err != nil || h.SessionID == "" {
+		return Hello{}, fmt.Errorf("read hello: %w", ErrNotHello)
 	}
-	h.Pass = body[size:]
 	return h, nil
 }

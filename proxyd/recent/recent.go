@@ -1,10 +1,11 @@
-package pass
+// Package recent is a map of bounded size that forgets what was not asked for
+// longest.
+package recent
 
 import "container/list"
 
-// recent is a map of bounded size that forgets what was not asked for longest.
-// Its owner guards it.
-type recent[K comparable, V any] struct {
+// Map is such a map. Its owner guards it.
+type Map[K comparable, V any] struct {
 	limit int
 	order *list.List // of entry[K, V], the last used in front
 	at    map[K]*list.Element
@@ -15,11 +16,13 @@ type entry[K comparable, V any] struct {
 	value V
 }
 
-func newRecent[K comparable, V any](limit int) *recent[K, V] {
-	return &recent[K, V]{limit: limit, order: list.New(), at: map[K]*list.Element{}}
+// New makes a map of at most limit keys.
+func New[K comparable, V any](limit int) *Map[K, V] {
+	return &Map[K, V]{limit: limit, order: list.New(), at: map[K]*list.Element{}}
 }
 
-func (r *recent[K, V]) get(key K) (v V, ok bool) {
+// Get gives what stands at key, and counts as a use.
+func (r *Map[K, V]) Get(key K) (v V, ok bool) {
 	e, ok := r.at[key]
 	if !ok {
 		return v, false
@@ -28,7 +31,8 @@ func (r *recent[K, V]) get(key K) (v V, ok bool) {
 	return e.Value.(*entry[K, V]).value, true
 }
 
-func (r *recent[K, V]) put(key K, v V) {
+// Put puts v at key.
+func (r *Map[K, V]) Put(key K, v V) {
 	if e, ok := r.at[key]; ok {
 		e.Value.(*entry[K, V]).value = v
 		r.order.MoveToFront(e)
