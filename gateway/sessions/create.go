@@ -66,19 +66,17 @@ func (s *Service) place(ctx context.Context, caller accounts.Caller, req CreateR
 		}
 		return found, false, err
 	}
-	others := s.creating.enter(caller.ProjectID)
-	defer s.creating.leave(caller.ProjectID)
 	for _, host := range hosts {
 		var draft session.Session
 		if draft, err = s.draft(caller, req, host); err != nil {
 			return found, false, err
 		}
-		// Where the record may well refuse, it speaks before a machine is taken:
-		// creates over the limit must not use the warm machines up.
-		sure := req.IdempotencyKey == "" && s.record.Leader() &&
-			s.record.View().Counted(caller.ProjectID)+others < caller.Plan.ConcurrentSessions
+		t := s.creating.enter(caller.ProjectID, func(others int) bool {
+			return s.record.View().Counted(caller.ProjectID)+others < caller.Plan.ConcurrentSessions
+		})
 		var next bool
-		found, existing, next, err = s.attempt(ctx, draft, req, sure)
+		found, existing, next, err = s.attempt(ctx, draft, req, t)
+		t.leave()
 		if !next || ctx.Err() != nil {
 			break
 		}
@@ -130,17 +128,20 @@ func newSeed() []byte {
 }
 
 // attempt commits the session and acquires its machine; side by side when the
-// record is sure to agree, so that the latency is the larger of the two.
+// record is sure to agree, so that the latency is the larger of the two. Where it
+// may well refuse, it speaks before a machine is taken: creates over the limit
+// must not use the warm machines up.
 // Whatever fails, nothing is left: the machine is given back and the record
 // forgets what nobody was told of. next says that another host may do better;
 // when the record is what failed, none does.
-func (s *Service) attempt(ctx context.Context, draft session.Session, req CreateRequest, sure bool) (found session.Session, existing, next bool, err error) {
+func (s *Service) attempt(ctx context.Context, draft session.Session, req CreateRequest, t *turn) (found session.Session, existing, next bool, err error) {
 	set, err := s.settings(draft, draft.Epoch)
 	if err != nil {
 		return found, false, false, err
 	}
 	order := hostlink.Acquire{SessionID: draft.ID, ProjectID: draft.ProjectID, Epoch: draft.Epoch, Kind: draft.Kind,
 		Viewport: draft.Viewport, Setup: req.Setup, Settings: set}
+	sure := t.room && req.IdempotencyKey == "" && s.record.Leader()
 	acquired := make(chan error, 1)
 	actx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -151,7 +152,10 @@ func (s *Service) attempt(ctx context.Context, draft session.Session, req Create
 	if sure {
 		go acquire()
 	}
-	found, existing, err = s.record.CreateSession(ctx, draft, req.IdempotencyKey)
+	if err = t.wait(ctx); err == nil {
+		found, existing, err = s.record.CreateSession(ctx, draft, req.IdempotencyKey)
+	}
+	t.answered()
 	switch {
 	case err != nil && sure:
 		cancel(err)
@@ -233,30 +237,5 @@ func (f *flights) begin(ctx context.Context, key string) (finish func(), err err
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-	}
-}
-
-// tally counts the creates under way of each project.
-type tally struct {
-	mu  sync.Mutex
-	now map[string]int // guarded by mu
-}
-
-// enter counts one more and says how many there were.
-func (t *tally) enter(project string) (others int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.now == nil {
-		t.now = map[string]int{}
-	}
-	t.now[project]++
-	return t.now[project] - 1
-}
-
-func (t *tally) leave(project string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.now[project]--; t.now[project] == 0 {
-		delete(t.now, project)
 	}
 }

@@ -61,7 +61,7 @@ type Service struct {
 	hosts    Hosts
 	log      *slog.Logger
 	once     flights // creates under way, by project and idempotency key
-	creating tally
+	creating turns
 
 	run      string             // names this run of the gateway in operations
 	resuming singleflight.Group // by session
