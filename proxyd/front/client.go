@@ -36,8 +36,9 @@ type client struct {
 	web      *web            // plain HTTP only
 	err      error           // how the relay ended
 
-	idle      bool        // waits for its first byte
-	between   atomic.Bool // plain HTTP: waits for its next request
+	due       atomic.Int64 // when what is awaited must be here, in Unix nanoseconds; 0: never; late: it was not
+	idle      bool         // waits for its first byte
+	between   atomic.Bool  // plain HTTP: waits for its next request
 	closeOnce sync.Once
 }
 
@@ -92,13 +93,41 @@ func (c *client) abort() {
 // interrupt ends a wait for the first byte.
 func (c *client) interrupt() { _ = c.SetReadDeadline(time.Unix(1, 0)) }
 
+const late = -1
+
+// within bounds what is awaited next.
+func (c *client) within(d time.Duration) {
+	c.arrived()
+	c.due.Store(time.Now().Add(d).UnixNano())
+}
+
+// arrived ends the bound: what was awaited is here, were it at the last moment.
+func (c *client) arrived() {
+	if c.due.Swap(0) == late {
+		c.s.mu.Lock() // the interruption is over
+		_ = c.SetReadDeadline(time.Time{})
+		c.s.mu.Unlock()
+	}
+}
+
+// overdue interrupts a connection whose bound has passed; s.mu is held.
+func (c *client) overdue(now time.Time) {
+	if due := c.due.Load(); due > 0 && now.UnixNano() > due && c.due.CompareAndSwap(due, late) {
+		c.interrupt()
+	}
+}
+
 // first waits for the first byte and leaves it in the buffer: without a limit,
 // because browsers connect ahead of need, but of a connection that is refused
 // anyway, and counts nowhere, not for long.
 func (c *client) first() (byte, error) {
+	c.arrived()
 	if c.r.Buffered() > 0 {
 		b, _ := c.r.Peek(1)
 		return b[0], nil
+	}
+	if c.refused != nil {
+		c.within(refusedTimeout)
 	}
 	c.s.mu.Lock()
 	if c.s.draining {
@@ -106,11 +135,6 @@ func (c *client) first() (byte, error) {
 		return 0, net.ErrClosed
 	}
 	c.idle = true
-	until := time.Time{}
-	if c.refused != nil {
-		until = time.Now().Add(refusedTimeout)
-	}
-	_ = c.SetReadDeadline(until)
 	c.s.mu.Unlock()
 	b, err := c.r.Peek(1)
 	c.s.mu.Lock()

@@ -4,13 +4,13 @@
 package front
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -63,7 +63,8 @@ const (
 )
 
 func keepAlive(fd int) error {
-	return errors.Join(syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1),
+	return errors.Join(syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_DEFER_ACCEPT, 1),
+		syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1),
 		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPIDLE, keepIdle),
 		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPINTVL, keepInterval),
 		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPCNT, keepCount))
@@ -80,6 +81,10 @@ type Server struct {
 	plain *http.Server
 	toWeb handoff // connections for plain
 
+	next    chan *client // to those who wait in work
+	spare   atomic.Int32 // how many wait
+	workers sync.WaitGroup
+
 	mu       sync.Mutex
 	draining bool
 	clients  map[*client]struct{} // open ones
@@ -88,7 +93,7 @@ type Server struct {
 
 // New makes a server.
 func New(config Config) *Server {
-	s := &Server{Config: config, log: config.Log, hellos: newHellos(config.Secret), passes: pass.NewBook(config.Secret), clients: map[*client]struct{}{}}
+	s := &Server{Config: config, log: config.Log, hellos: newHellos(config.Secret), passes: pass.NewBook(config.Secret), next: make(chan *client), clients: map[*client]struct{}{}}
 	s.socks = s.newSocks()
 	s.plain = s.newPlain()
 	s.toWeb = newHandoff()
@@ -105,11 +110,16 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	s.plain.BaseContext = func(net.Listener) context.Context { return hard }
 	var web sync.WaitGroup
 	web.Go(func() { _ = s.plain.Serve(s.toWeb) }) // ends with toWeb
+	watched, over := context.WithCancel(hard)
+	web.Go(func() { s.watch(watched) })
 	stop := context.AfterFunc(ctx, func() { ln.Close() })
 	defer stop()
 	err := s.accept(ctx, hard, ln)
 	ln.Close()
 	s.finish(cut)
+	over()
+	close(s.next)
+	s.workers.Wait()
 	_ = s.plain.Close()
 	web.Wait()
 	if ctx.Err() != nil {
@@ -134,7 +144,47 @@ func (s *Server) accept(ctx, hard context.Context, ln net.Listener) error {
 		}
 		accepted.Inc()
 		c := s.add(hard, conn.(*net.TCPConn))
-		go s.serve(c)
+		select {
+		case s.next <- c:
+		default:
+			s.workers.Go(func() { s.work(c) })
+		}
+	}
+}
+
+// maxSpare is how many goroutines wait for a connection: growing a new stack is
+// a tenth of what a short connection costs.
+const maxSpare = 64
+
+// work serves c, and then others while there are not too many who wait.
+func (s *Server) work(c *client) {
+	for s.serve(c); s.spare.Add(1) <= maxSpare; s.serve(c) {
+		var more bool
+		c, more = <-s.next
+		s.spare.Add(-1)
+		if !more {
+			return
+		}
+	}
+	s.spare.Add(-1)
+}
+
+// watch interrupts connections whose time for a Hello or a head is over. One
+// look at all each second is cheaper than a timer for each.
+func (s *Server) watch(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			s.mu.Lock()
+			for c := range s.clients {
+				c.overdue(now)
+			}
+			s.mu.Unlock()
+		}
 	}
 }
 
@@ -179,9 +229,7 @@ func (s *Server) serve(c *client) {
 		c.Close()
 		return
 	}
-	if !bytes.HasSuffix(c.buffered(), []byte("\r\n\r\n")) { // else the head is here
-		_ = c.SetReadDeadline(time.Now().Add(headTimeout))
-	}
+	c.within(headTimeout)
 	switch {
 	case first == 0x05: // RFC 1928 3
 		c.protocol = "socks5"
@@ -191,7 +239,7 @@ func (s *Server) serve(c *client) {
 		s.connect(c)
 	default:
 		c.protocol = "http"
-		_ = c.SetReadDeadline(time.Time{})
+		c.arrived() // net/http has bounds of its own
 		s.toWeb.give(c)
 	}
 }
@@ -199,7 +247,7 @@ func (s *Server) serve(c *client) {
 // greet reads the Hello, opens its pass and books the connection. Without a
 // good pass, and beyond the limit, the client learns so in its own protocol.
 func (s *Server) greet(c *client) error {
-	_ = c.SetReadDeadline(time.Now().Add(helloTimeout))
+	c.within(helloTimeout)
 	hello, sealed, err := s.hellos.read(c.r)
 	if err != nil {
 		return err

@@ -34,6 +34,7 @@ func (s *Server) decide(c *client, t egress.Target) (*proxylink.Route, *egress.R
 // reach decides on what a client asked for, and connects. A refusal is told to
 // all but the client. text is the target as the client wrote it.
 func (s *Server) reach(c *client, method, text string, parse func() (egress.Target, *egress.Refusal)) (way, *egress.Refusal) {
+	c.arrived()
 	w, r := s.connectTo(c, parse)
 	if r != nil {
 		s.refuse(c, method, text, r)
@@ -116,7 +117,6 @@ func (s *Server) refuse(c *client, method, text string, r *egress.Refusal) {
 
 // relay carries an accepted connection: what was read ahead, then both ways.
 func (s *Server) relay(c *client, w way, ahead []byte) {
-	_ = c.tcp.SetDeadline(time.Time{})
 	ahead = append(ahead, c.buffered()...)
 	c.release()
 	if len(ahead) > 0 {
