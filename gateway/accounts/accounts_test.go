@@ -130,6 +130,35 @@ func TestPricing(t *testing.T) {
 	}
 }
 
+// A gateway that starts with another tariff brings its plans into the record:
+// keys of projects that have them meet the new limits.
+func TestAChangedTariffTakesEffect(t *testing.T) {
+	ctx := context.Background()
+	r := record(t) // with the plans as shipped
+	secret := token.NewAPIKey()
+	if _, err := r.PutKey(ctx, placement.Project{ID: "p", Plan: "Hobby"}, placement.Key{Hash: secret.Hash()}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "tariff.json")
+	if err := os.WriteFile(path, []byte(`{"plans": [{"name": "Hobby", "concurrentSessions": 26, "maxTimeoutSeconds": 60, "proxyGbPerMonth": 7.5}, {"name": "Own", "concurrentSessions": 1, "maxTimeoutSeconds": 60}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tariff, err := LoadTariff(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetPlans(ctx, tariff.Plans); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Authenticate(ctx, r, secret.Plaintext(0))
+	if err != nil || c.Plan.ConcurrentSessions != 26 || c.Plan.MaxTimeoutSeconds != 60 || *c.Plan.ProxyGBPerMonth != 7.5 {
+		t.Errorf("%+v, %v", c.Plan, err)
+	}
+	if plans := r.View().Plans(); len(plans) != 5 {
+		t.Errorf("plans: %+v", plans)
+	}
+}
+
 func TestLoadTariff(t *testing.T) {
 	load := func(text string) (Tariff, error) {
 		path := filepath.Join(t.TempDir(), "tariff.json")

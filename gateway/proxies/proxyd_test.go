@@ -215,9 +215,11 @@ func record(t *testing.T) *book {
 }
 
 // run starts following; the result is the view.
-func run(t *testing.T, w *town, b *book) *Proxies {
+func run(t *testing.T, w *town, b *book) *Proxies { return runAs(t, trust.New(), w, b) }
+
+func runAs(t *testing.T, secret *trust.Secret, w *town, b *book) *Proxies {
 	t.Helper()
-	p := New(w, trust.New(), b, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	p := New(w, secret, b, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = p.Run(ctx) }()
