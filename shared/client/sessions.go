@@ -74,6 +74,11 @@ func (c *Client) RotateURLs(ctx context.Context, id string, disconnect bool) (u 
 	return u, c.call(ctx, http.MethodPost, path(id, "/rotate-urls"), api.RotateUrls{Disconnect: &disconnect}, &u)
 }
 
+// RotateProxy gives every proxy of a session a new address.
+func (c *Client) RotateProxy(ctx context.Context, id string) (s api.Session, err error) {
+	return s, c.call(ctx, http.MethodPost, path(id, "/proxy/rotate"), nil, &s)
+}
+
 // Me describes the caller's project.
 func (c *Client) Me(ctx context.Context) (m api.Me, err error) {
 	return m, c.call(ctx, http.MethodGet, "/v1/auth/me", nil, &m)
