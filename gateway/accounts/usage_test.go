@@ -239,23 +239,23 @@ func TestNumbersAreExact(t *testing.T) {
 	}
 }
 
-// A hundred thousand rows of ten thousand sessions in one month.
+// A hundred thousand rows of two thousand sessions in one month.
 func BenchmarkReport(b *testing.B) {
 	r := record(b)
-	all := make([]session.Session, 10_000)
+	all := make([]session.Session, 2_000)
 	for i := range all {
 		at := noon.Add(time.Duration(i) * time.Second)
-		all[i] = ran(fmt.Sprintf("s%05d", i), session.Both, at, at.Add(10*time.Hour))
+		all[i] = ran(fmt.Sprintf("s%05d", i), session.Both, at, at.Add(60*time.Hour))
 	}
 	var rows []proxylink.Row
-	for h := range 10 {
+	for h := range 50 {
 		for _, s := range all {
 			rows = append(rows, data(s.ID, egress.Residential, noon.Add(time.Duration(h)*time.Hour), 1e6, 1e6))
 		}
 	}
 	view, rates := put(b, r, all, rows), rates()
 	for b.Loop() {
-		if u := Report(view, "p", Window{noon.AddDate(0, 0, -1), Forever}, noon.AddDate(0, 0, 3), rates); u.Sessions != 10_000 || u.Proxy.Residential != 200*1e9 {
+		if u := Report(view, "p", Window{noon.AddDate(0, 0, -1), Forever}, noon.AddDate(0, 0, 3), rates); u.Sessions != 2_000 || u.Proxy.Residential != 200*1e9 {
 			b.Fatalf("%+v", u)
 		}
 	}
