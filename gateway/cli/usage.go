@@ -104,7 +104,7 @@ To change or add plans, put them into the gateway's tariff file and start the ga
   gateway --tariff /etc/berth/tariff.json           or $BERTH_TARIFF
 
 A plan of the file replaces the one of its name, for its projects at once; what a project has is set with
-'berth keys create --project NAME --plan PLAN'. Plans that the file does not name stay as they are.`
+'berth keys create --project NAME --plan PLAN'. Plans of the record that the file does not name stay as they are; a new cluster has the file's alone.`
 }
 
 func (c plansCmd) Run(ctx context.Context) error {
