@@ -117,7 +117,7 @@ func TestFrozenShellMachine(t *testing.T) {
 	var under sync.WaitGroup
 	var res agentlink.ExecResult
 	under.Go(func() {
-		b, _ := json.Marshal(agentlink.ExecRequest{Command: `for i in 1 2 3 4 5 6; do echo $i >>steps; sleep 0.1; done; echo done`, Shell: json.RawMessage(`"other"`), TimeoutMs: 1500})
+		b, _ := json.Marshal(agentlink.ExecRequest{Command: `for i in 1 2 3 4 5 6; do echo $i >>steps; sleep 0.1; done; echo done`, Shell: json.RawMessage(`"other"`), TimeoutMs: 6000})
 		a, err := r.fresh().Post("http://agent"+agentlink.PathExec, "application/json", bytes.NewReader(b))
 		if err == nil {
 			defer a.Body.Close()
@@ -149,7 +149,7 @@ func TestFrozenShellMachine(t *testing.T) {
 	select {
 	case code := <-waits:
 		t.Fatalf("a request was answered with %d while frozen", code)
-	case <-time.After(2 * time.Second): // longer than the timeout of the command under way
+	case <-time.After(6500 * time.Millisecond): // longer than the timeout of the command under way, which may wait for a processor beside
 	}
 	if now := [3]int64{r.size("near"), r.size("away"), r.size("steps")}; now != was {
 		t.Errorf("files grew from %v to %v while frozen", was, now)
