@@ -18,7 +18,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 readonly RUN_TOOLS='runc:runc mmdebstrap:mmdebstrap nft:nftables ip:iproute2 mkfs.ext4:e2fsprogs mount:mount
 	setsid:util-linux curl:curl openssl:openssl'
 readonly VM_TOOLS='qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils cpio:cpio'
-readonly TEST_TOOLS='gcc:gcc,libc6-dev node:nodejs npm:npm git:git chromium:chromium'
+readonly TEST_TOOLS='gcc:gcc,libc6-dev node:nodejs npm:npm git:git chromium:chromium
+	tinyproxy:tinyproxy-bin squid:squid haproxy:haproxy'
 
 # lacking prints the packages of those commands that are not here.
 lacking() { # command:package...
@@ -32,6 +33,12 @@ install_packages() { # package...
 	command -v apt-get >/dev/null ||
 		die "these are missing and there is no apt-get to install them with: $*"
 	export DEBIAN_FRONTEND=noninteractive
+	# Programs are wanted, not services: a proxy of everybody's on this computer.
+	if [[ ! -e /usr/sbin/policy-rc.d ]]; then
+		trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+		printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+		chmod 0755 /usr/sbin/policy-rc.d
+	fi
 	apt-get update
 	apt-get install -y --no-install-recommends "$@"
 }

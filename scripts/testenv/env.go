@@ -31,6 +31,7 @@ type Options struct {
 	Hostd   []string // more flags of hostd
 	Proxyd  []string // more flags of proxyd
 	Hosts   int      // how many hostds; 0: one
+	Proxyds int      // how many proxyds; 0: one
 	Driver  string   // hostd's --driver; empty: oci. microvm runs without virtualisation of the processor (TCG).
 }
 
@@ -40,6 +41,14 @@ func HostName(i int) string {
 		return Hostd
 	}
 	return fmt.Sprintf("%s%d", Hostd, i+1)
+}
+
+// ProxydName is the i-th proxyd's daemon name, from 0.
+func ProxydName(i int) string {
+	if i == 0 {
+		return Proxyd
+	}
+	return fmt.Sprintf("%s%d", Proxyd, i+1)
 }
 
 // startTime bounds the boot of a stack, its pool's first machines included.
@@ -182,7 +191,7 @@ func (e *Env) boot(o Options) (err error) {
 		return err
 	}
 	e.describe(o)
-	for _, name := range append([]string{Gateway, Proxyd}, e.hosts()...) {
+	for _, name := range append(append([]string{Gateway}, e.proxyds()...), e.hosts()...) {
 		if err := e.daemons[name].start(); err != nil {
 			return err
 		}
@@ -202,8 +211,10 @@ func (e *Env) describe(o Options) {
 	e.daemons = map[string]*process{
 		Gateway: {args: append([]string{"--name", "gw", "--home", filepath.Join(e.Home, Gateway), "--listen", n.port(0),
 			"--raft-addr", n.port(1), "--gossip-addr", n.port(2)}, o.Gateway...)},
-		Proxyd: {args: append([]string{"--name", "p1", "--home", filepath.Join(e.Home, Proxyd), "--listen", n.port(5),
-			"--gossip-addr", n.port(6), "--control", n.port(7), "--join", n.port(2), "--egress-allow", n.allowed()}, o.Proxyd...)},
+	}
+	for i, name := range e.proxyds() {
+		e.daemons[name] = &process{args: append([]string{"--name", fmt.Sprintf("p%d", i+1), "--home", filepath.Join(e.Home, name), "--listen", n.proxydPort(i, 0),
+			"--gossip-addr", n.proxydPort(i, 1), "--control", n.proxydPort(i, 2), "--join", n.port(2), "--egress-allow", n.allowed()}, o.Proxyd...)}
 	}
 	for i, name := range e.hosts() {
 		e.daemons[name] = &process{args: append(append([]string{"--name", fmt.Sprintf("h%d", i+1), "--listen", n.hostPort(i, 0), "--gossip-addr", n.hostPort(i, 1),
@@ -224,8 +235,19 @@ func (e *Env) hosts() []string {
 	return names
 }
 
+// proxyds are the daemon names of the stack's proxyds.
+func (e *Env) proxyds() []string {
+	names := make([]string, max(1, e.options.Proxyds))
+	for i := range names {
+		names[i] = ProxydName(i)
+	}
+	return names
+}
+
 func (e *Env) binaryOf(daemon string) string {
 	switch {
+	case strings.HasPrefix(daemon, Proxyd):
+		return Proxyd
 	case !strings.HasPrefix(daemon, Hostd):
 		return daemon
 	case e.options.Driver == Microvm:
@@ -256,7 +278,7 @@ const Microvm = "microvm"
 func (e *Env) Stop() error {
 	defer e.num.release()
 	errs := []error{e.agentRaces()}
-	for _, name := range append(append([]string{Gateway}, e.hosts()...), Proxyd) {
+	for _, name := range append(append([]string{Gateway}, e.hosts()...), e.proxyds()...) {
 		p := e.daemons[name]
 		if p == nil || p.cmd == nil {
 			continue

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -32,11 +33,13 @@ func (e *Env) Terminate(t testing.TB, daemon string) {
 	}
 }
 
-// Restart starts a daemon that was ended and waits until the stack is ready.
-func (e *Env) Restart(t testing.TB, daemon string) {
+// Restart starts daemons that were ended and waits until the stack is ready.
+func (e *Env) Restart(t testing.TB, daemon ...string) {
 	t.Helper()
-	if err := e.daemons[daemon].start(); err != nil {
-		t.Fatal(err)
+	for _, name := range daemon {
+		if err := e.daemons[name].start(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	defer cancel()
@@ -85,7 +88,7 @@ func (e *Env) Log(daemon string) string { return e.daemons[daemon].tail(0, 1<<30
 // Metrics are a daemon's, in Prometheus text form.
 func (e *Env) Metrics(t testing.TB, daemon string) string {
 	t.Helper()
-	url := map[string]string{Gateway: e.BaseURL, Hostd: "http://" + e.num.hostPort(0, 0), Proxyd: "http://" + e.num.port(7)}[daemon] + "/metrics"
+	url := map[string]string{Gateway: e.BaseURL, Hostd: "http://" + e.num.hostPort(0, 0), Proxyd: "http://" + e.num.proxydPort(0, 2), ProxydName(1): "http://" + e.num.proxydPort(1, 2)}[daemon] + "/metrics"
 	status, body, err := get(context.Background(), url)
 	if err != nil || status != http.StatusOK {
 		t.Fatalf("%s: %d %v", url, status, err)
@@ -98,6 +101,17 @@ type Process struct {
 	PID    int
 	Slot   string // name of its network namespace
 	Parent int
+}
+
+// PID is a daemon's process.
+func (e *Env) PID(daemon string) int { return e.daemons[daemon].pid() }
+
+// Signal sends a daemon a signal and does not wait for what comes of it.
+func (e *Env) Signal(t testing.TB, daemon string, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(e.PID(daemon), sig); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // FindProcess waits for the process of a machine whose command line is exactly
@@ -115,6 +129,11 @@ func (e *Env) FindProcess(t testing.TB, argv ...string) Process {
 	}
 	t.Fatalf("no process %q in any machine", argv)
 	return Process{}
+}
+
+// MachineProcesses are the processes of all machines, agents included.
+func (e *Env) MachineProcesses() []int {
+	return slices.DeleteFunc(pids(), func(pid int) bool { return !e.ours(pid) })
 }
 
 // Agent is the first process of the machine that p belongs to.
@@ -225,6 +244,16 @@ func (e *Env) SlotAddr(t testing.TB, slot string) string {
 	return ""
 }
 
+// Secret is the cluster's.
+func (e *Env) Secret(t testing.TB) *trust.Secret {
+	t.Helper()
+	secret, err := trust.LoadOrCreate(filepath.Join(e.Home, "secret"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
 // Counts is what proxyd has moved for a session.
 type Counts struct {
 	Up, Down    int64 // bytes from and to the session
@@ -235,10 +264,7 @@ type Counts struct {
 // ProxydCounts asks proxyd for a session's counters.
 func (e *Env) ProxydCounts(t testing.TB, session string) (c Counts) {
 	t.Helper()
-	secret, err := trust.LoadOrCreate(filepath.Join(e.Home, "secret"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	secret := e.Secret(t)
 	req, err := http.NewRequest(http.MethodGet, "http://"+e.num.port(7)+"/v1/counters?sessionId="+session, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -61,14 +61,21 @@ func (n number) release() { n.lock.Close() }
 // (ip_local_port_range), so that it is still free after a daemon's restart.
 func (n number) port(i int) string { return fmt.Sprintf("127.0.0.1:%d", 21000+n.n*20+i) }
 
-// maxHosts is how many hostds a stack may have; ports is how many ports it takes.
+// maxHosts is how many hostds a stack may have, maxProxyds how many proxyds;
+// ports is how many ports it takes.
 const (
-	maxHosts = 2
-	ports    = 8 + 2*maxHosts
+	maxHosts   = 2
+	maxProxyds = 2
+	ports      = 3 + 2*maxHosts + 3*maxProxyds
 )
 
 // hostPort gives the k-th of the two ports of the i-th hostd.
 func (n number) hostPort(i, k int) string { return n.port([maxHosts][2]int{{3, 4}, {8, 9}}[i][k]) }
+
+// proxydPort gives the k-th of the three ports of the i-th proxyd.
+func (n number) proxydPort(i, k int) string {
+	return n.port([maxProxyds][3]int{{5, 6, 7}, {10, 11, 12}}[i][k])
+}
 
 func (n number) prefix(host int) string {
 	return fmt.Sprintf("btest%d%s", n.n, [maxHosts]string{"", "b"}[host])

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -19,7 +20,7 @@ import (
 type WebHost struct {
 	Addr string // its address; the host's is the same with .1
 	Host string // the host's address on that link
-	Link string // the host's end of the link
+	Link string // the host's end of the link, and the namespace's name
 
 	Requests atomic.Int64 // HTTP requests so far
 	Datagram atomic.Int64 // UDP packets so far
@@ -82,6 +83,26 @@ func (w *WebHost) serve(t testing.TB, ns string) {
 	t.Cleanup(func() { srv.Close() })
 	go w.echoTCP(echo)
 	go w.echoUDP(udp)
+}
+
+// Listen opens a port of the web host, until the test ends.
+func (w *WebHost) Listen(t testing.TB, port int) net.Listener {
+	t.Helper()
+	var ln net.Listener
+	err := inNamespace("/run/netns/"+w.Link, func() (err error) {
+		ln, err = net.Listen("tcp4", fmt.Sprintf("%s:%d", w.Addr, port))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	return ln
+}
+
+// Command is a program that runs on the web host once it is started.
+func (w *WebHost) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", w.Link, name}, args...)...)
 }
 
 func (w *WebHost) page(rw http.ResponseWriter, r *http.Request) {
