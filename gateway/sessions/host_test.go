@@ -60,7 +60,12 @@ func newFakeHost(t *testing.T) *fakeHost {
 	mux.HandleFunc("PATCH /v1/sessions/{id}", h.patch)
 	mux.HandleFunc("DELETE /v1/sessions/{id}", h.end)
 	mux.HandleFunc("POST /v1/acks", h.ack)
-	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", func(w http.ResponseWriter, r *http.Request) { h.events(w, r) })
+	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", func(w http.ResponseWriter, r *http.Request) {
+		h.mu.Lock()
+		serve := h.events
+		h.mu.Unlock()
+		serve(w, r)
+	})
 	mux.HandleFunc("GET /v1/watch", h.watch)
 	h.serveOperations(mux)
 	h.server = httptest.NewServer(mux)
@@ -74,6 +79,12 @@ func newFakeHost(t *testing.T) *fakeHost {
 func answer(w http.ResponseWriter, status int, v any) {
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(v)
+}
+
+func (h *fakeHost) setEvents(serve http.HandlerFunc) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = serve
 }
 
 func (h *fakeHost) inventory() hostlink.Inventory {

@@ -168,8 +168,8 @@ func (f *faultRig) leaveAt(step string) {
 
 func newFaultRig(t *testing.T, c scenario) *faultRig {
 	f := &faultRig{rig: twoHosts(t)}
-	f.use.cfg.OperationDeadline = 400 * time.Millisecond
 	f.use.cfg.HostLostAfter = 450 * time.Millisecond
+	f.use.cfg.OperationDeadline = time.Minute // of the pause before: only what is played is in a hurry
 	f.id = f.create().ID
 	if c.op == session.Resume {
 		if _, err := f.use.Pause(t.Context(), f.caller, f.id); err != nil {
@@ -177,6 +177,7 @@ func newFaultRig(t *testing.T, c scenario) *faultRig {
 		}
 	}
 	f.use.after.wait(time.Minute)
+	f.use.cfg.OperationDeadline = 400 * time.Millisecond
 	f.ctx, f.cut = context.WithCancelCause(t.Context())
 	t.Cleanup(func() { f.cut(nil) })
 	c.prep(f)

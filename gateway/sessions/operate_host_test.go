@@ -3,6 +3,7 @@ package sessions
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -205,6 +206,13 @@ func (w *world) machines(id string) (run []string, held int) {
 	}
 	slices.Sort(run)
 	return run, held
+}
+
+// kept lists a host's snapshots.
+func (h *fakeHost) kept() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Collect(maps.Keys(h.snapshots))
 }
 
 // kept lists the hosts that keep a session's snapshots, one for each.

@@ -30,9 +30,7 @@ func TestReconcileLeavesOperationsAlone(t *testing.T) {
 		defer c.Close()
 		inv := hostlink.Inventory{Host: host, Sessions: sessions}
 		for _, h := range r.host.world.hosts {
-			for id := range h.snapshots {
-				inv.Snapshots = append(inv.Snapshots, id)
-			}
+			inv.Snapshots = append(inv.Snapshots, h.kept()...)
 		}
 		r.use.compare(t.Context(), host, c, inv, time.Now())
 	}
@@ -60,7 +58,7 @@ func TestReconcileLeavesOperationsAlone(t *testing.T) {
 	if now := r.session(s.ID); now.Status != session.Paused {
 		t.Fatalf("%+v", now)
 	}
-	if len(r.second().snapshots) == 0 {
+	if len(r.second().kept()) == 0 {
 		t.Error("the snapshot of a paused session was deleted")
 	}
 }
@@ -129,18 +127,18 @@ func TestEventStreamFollowsAMove(t *testing.T) {
 	r.use.cfg.HostLostAfter = 5 * time.Second
 	s := r.create()
 	following, moved := make(chan struct{}), make(chan struct{})
-	r.host.events = func(w http.ResponseWriter, _ *http.Request) {
+	r.host.setEvents(func(w http.ResponseWriter, _ *http.Request) {
 		w.(http.Flusher).Flush()
 		close(following)
 		<-moved
 		panic(http.ErrAbortHandler)
-	}
-	r.second().events = func(w http.ResponseWriter, req *http.Request) {
+	})
+	r.second().setEvents(func(w http.ResponseWriter, req *http.Request) {
 		if req.FormValue("after") != fmt.Sprint(hostlink.FromNow) {
 			t.Errorf("asked after %s", req.FormValue("after"))
 		}
 		fmt.Fprintln(w, `{"seq":9,"type":"lifecycle"}`)
-	}
+	})
 	events, err := r.use.FollowEvents(t.Context(), r.caller, s.ID, nil, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -226,10 +226,16 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 	r := newRig(t)
 	r.use.cfg.HostLostAfter = 2 * time.Second
 	s := r.create()
-	var asked []string
-	r.host.events = func(w http.ResponseWriter, req *http.Request) {
-		asked = append(asked, req.FormValue("after"))
-		switch len(asked) {
+	var mu sync.Mutex
+	var asked []string // guarded by mu
+	ask := func(after string) int {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, after)
+		return len(asked)
+	}
+	r.host.setEvents(func(w http.ResponseWriter, req *http.Request) {
+		switch ask(req.FormValue("after")) {
 		case 1:
 			fmt.Fprintln(w, `{"seq":5,"type":"exec"}`)
 			w.(http.Flusher).Flush()
@@ -239,7 +245,7 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 		case 3:
 			fmt.Fprintln(w, `{"seq":6,"type":"lifecycle"}`)
 		}
-	}
+	})
 	after := uint64(4)
 	events, err := r.use.FollowEvents(t.Context(), r.caller, s.ID, &after, nil)
 	if err != nil {
@@ -252,10 +258,12 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 		}
 		got = append(got, e.Seq)
 	}
+	mu.Lock()
 	if !slices.Equal(got, []uint64{5, 6}) || !slices.Equal(asked, []string{"4", "5", "5"}) {
 		t.Errorf("events %v, asked after %v", got, asked)
 	}
-	r.host.events = func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	mu.Unlock()
+	r.host.setEvents(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	for _, err := range events {
 		if err == nil {
 			t.Error("an event of a host that is lost")
