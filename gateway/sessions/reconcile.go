@@ -246,9 +246,7 @@ func (s *Service) compare(ctx context.Context, host string, c *hostlink.Client, 
 		}
 		s.learn(ctx, st)
 		if st.Version < found.SettingsVersion || passDue(st.PassExpires, time.Now()) {
-			if err := s.tellSettings(ctx, found); err != nil {
-				s.log.Debug("settings are told later", "session", found.ID, "error", err)
-			}
+			s.spread(ctx, found)
 		}
 	}
 	for _, found := range view.SessionsOnHost(host) {
