@@ -33,7 +33,6 @@ type Client struct {
 func NewClient(addr string, secret *trust.Secret) *Client {
 	return &Client{base: "http://" + addr, proof: secret.Proof(), http: &http.Client{Transport: &http.Transport{
 		DialContext: (&net.Dialer{Timeout: controlDial}).DialContext, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute,
-		ResponseHeaderTimeout: streamQuiet, // streams begin at once, too
 	}}}
 }
 
