@@ -100,7 +100,8 @@ func TestWhatCreateRefuses(t *testing.T) {
 		{testenv.Fields{"viewport": testenv.Fields{"width": 199, "height": 720}}, apierr.InvalidRequest, "viewport"},
 		{testenv.Fields{"viewport": testenv.Fields{"width": 1280, "height": 2161}}, apierr.InvalidRequest, "viewport"},
 		{testenv.Fields{"userMetadata": []int{1}}, apierr.InvalidRequest, "userMetadata"},
-		{testenv.Fields{"proxy": true}, apierr.InvalidRequest, "not available yet"},
+		{testenv.Fields{"proxy": testenv.Fields{"type": "residential", "city": "Berlin"}}, apierr.InvalidRequest, "proxy.city"},
+		{testenv.Fields{"proxy": nil}, apierr.InvalidRequest, "proxy: must be true"},
 		{testenv.Fields{"context": testenv.Fields{"id": "x"}}, apierr.InvalidRequest, "not available yet"},
 		{testenv.Fields{"region": "nowhere"}, apierr.InvalidRequest, "region"},
 		{testenv.Fields{"colour": "red"}, apierr.InvalidRequest, "colour"},
@@ -155,7 +156,18 @@ func TestListPatchMetadata(t *testing.T) {
 	}
 	c.Refused(apierr.InvalidRequest, "timeout", http.MethodPatch, sessionsPath+"/"+ids[1], testenv.Fields{"timeout": 1})
 	c.Refused(apierr.PlanLimit, "timeout", http.MethodPatch, sessionsPath+"/"+ids[1], testenv.Fields{"timeout": 86401})
-	c.Refused(apierr.InvalidRequest, "not available yet", http.MethodPatch, sessionsPath+"/"+ids[1], testenv.Fields{"proxy": nil})
+	c.Refused(apierr.InvalidRequest, "proxy[0].server", http.MethodPatch, sessionsPath+"/"+ids[1], testenv.Fields{"proxy": []testenv.Fields{{"type": "custom"}}})
+	c.Refused(apierr.InvalidRequest, "proxy", http.MethodPost, sessionsPath+"/"+ids[1]+"/proxy/rotate", nil)
+	c.Want(http.StatusOK, http.MethodPatch, sessionsPath+"/"+ids[1], testenv.Fields{"proxy": testenv.Fields{"type": "custom",
+		"server": "http://proxy.example:3128", "password": "hunter2"}}, &p)
+	if shown := `{"type":"custom","ip":"sticky","scope":"browser","server":"http://proxy.example:3128"}`; p.Proxy == nil || string(*p.Proxy) != shown {
+		t.Errorf("the proxy is shown as %s", *p.Proxy)
+	}
+	c.Want(http.StatusOK, http.MethodPost, sessionsPath+"/"+ids[1]+"/proxy/rotate", nil, &p)
+	p = api.Session{}
+	if c.Want(http.StatusOK, http.MethodPatch, sessionsPath+"/"+ids[1], testenv.Fields{"proxy": nil}, &p); p.Proxy != nil {
+		t.Errorf("the proxy is still there: %s", *p.Proxy)
+	}
 	var all api.ReleasedList
 	c.Want(http.StatusOK, http.MethodPost, sessionsPath+"/release-all", nil, &all)
 	if len(all.Data) != 2 || all.Data[0].Status != "COMPLETED" {
