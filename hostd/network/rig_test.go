@@ -253,7 +253,7 @@ func watch(t testing.TB, link string) *wire {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // network byte order
+	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8                   // network byte order
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0) // hears nothing before it has its link
 	if err != nil {
 		t.Fatal(err)
