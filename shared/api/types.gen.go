@@ -824,7 +824,7 @@ type Usage struct {
 	// CostUsd Running time and proxy data.
 	CostUsd float64 `json:"costUsd"`
 
-	// Proxy Proxy data, 1 GB being 1,000,000,000 bytes, both directions. A session's data counts in the UTC hours in which it went.
+	// Proxy Proxy data, 1 GB being 1,000,000,000 bytes, both directions. Data is known by the UTC hour in which it went, and counts at that hour's begin, but not before its session's start.
 	Proxy struct {
 		CostUsd       float64 `json:"costUsd"`
 		CustomGb      float64 `json:"customGb"`
