@@ -30,7 +30,16 @@ func (r *rig) onPlan(name string) {
 	r.caller.Plan, _ = r.record.View().Plan(name)
 }
 
-// use up the month's proxy data, in bytes.
+// patientHosts are twoHosts for tests in which nothing goes wrong, on a
+// computer that may stand still for seconds.
+func patientHosts(t *testing.T) *rig {
+	r := twoHosts(t)
+	r.use.cfg.OperationDeadline = time.Minute
+	r.use.pace.host, r.use.pace.tell = time.Minute, time.Minute
+	return r
+}
+
+// used books this month's proxy data of a project, bytes.
 func (r *rig) used(project string, n int64) {
 	r.t.Helper()
 	err := r.record.RecordUsage(r.t.Context(), []proxylink.Row{{SessionID: "of " + project, ProjectID: project, Type: egress.Datacenter,
@@ -317,7 +326,7 @@ func TestIdempotencyKeyOutlivesTheAllowance(t *testing.T) {
 
 func TestProxyThroughPauseResumeAndMove(t *testing.T) {
 	t.Parallel()
-	r := twoHosts(t)
+	r := patientHosts(t)
 	r.onPlan("Hobby")
 	s, err := r.createWith(`[{"type":"residential","city":"Berlin","country":"de"},{"type":"custom","server":"http://a:1","password":"p"}]`)
 	if err != nil {
@@ -350,7 +359,7 @@ func TestProxyThroughPauseResumeAndMove(t *testing.T) {
 // Every way back from a pause asks plan and allowance again; PATCH is the way out.
 func TestResumeAsksTheAllowance(t *testing.T) {
 	t.Parallel()
-	r := twoHosts(t)
+	r := patientHosts(t)
 	r.onPlan("Hobby")
 	s, err := r.createWith(`true`)
 	if err != nil {
@@ -390,7 +399,7 @@ func TestPatchDuringAnOperation(t *testing.T) {
 		for _, step := range []string{"opened", "restored", "commit"} {
 			t.Run(string(kind)+" "+step, func(t *testing.T) {
 				t.Parallel()
-				r := twoHosts(t)
+				r := patientHosts(t)
 				s := r.create()
 				if kind == session.Resume {
 					if _, err := r.use.Pause(t.Context(), r.caller, s.ID); err != nil {
@@ -442,7 +451,7 @@ func TestPatchDuringAnOperation(t *testing.T) {
 
 func TestPassesAreRenewed(t *testing.T) {
 	t.Parallel()
-	r := twoHosts(t)
+	r := patientHosts(t)
 	old, young := r.create(), r.create()
 	r.host.mu.Lock()
 	st := r.host.running[old.ID]
