@@ -46,7 +46,7 @@ type scripted struct {
 }
 
 // script serves: "close" closes when the head has come, "reset" resets then,
-// "serve" answers "ok" and echoes.
+// "serve" answers "ok" and echoes, "whole" does so when the head is whole.
 func script(t *testing.T, steps ...string) *scripted {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -79,11 +79,16 @@ func (s *scripted) serve(conn net.Conn, step string) {
 	}
 	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 	head := make([]byte, 100)
-	n, _ := conn.Read(head)
+	n, err := conn.Read(head)
+	for step == "whole" && err == nil && !strings.HasSuffix(string(head[:n]), "\r\n\r\n") {
+		var more int
+		more, err = conn.Read(head[n:])
+		n += more
+	}
 	s.mu.Lock()
 	s.said = append(s.said, string(head[:n]))
 	s.mu.Unlock()
-	if step == "serve" {
+	if step == "serve" || step == "whole" {
 		_, _ = io.WriteString(conn, "ok")
 		_, _ = io.Copy(conn, conn)
 	}
@@ -206,9 +211,30 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
+// A request that may have been done is not said again, also where it could not
+// be written.
+func TestAPlainRequestIsNotSaidAgain(t *testing.T) {
+	p := script(t)
+	dials := make(chan struct{}, 10)
+	client := throughSlot(t, func(ctx context.Context) (net.Conn, error) {
+		dials <- struct{}{}
+		conn, err := p.dial(ctx)
+		if err == nil {
+			err = conn.(*net.TCPConn).CloseWrite() // as if its proxyd had died
+		}
+		return conn, err
+	})
+	if _, err := io.WriteString(client, "GET http://a/ HTTP/1.1\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := client.Read(make([]byte, 1)); n != 0 || isTimeout(err) || len(dials) != 1 {
+		t.Errorf("%d bytes, %v, %d dials", n, err, len(dials))
+	}
+}
+
 // A head that comes in pieces arrives whole.
 func TestAHeadInPieces(t *testing.T) {
-	p := script(t)
+	p := script(t, "whole")
 	client := throughSlot(t, p.dial)
 	for i := range len(connectHead) {
 		if _, err := io.WriteString(client, connectHead[i:i+1]); err != nil {
@@ -219,7 +245,7 @@ func TestAHeadInPieces(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := io.ReadAll(client)
-	if said := p.heard(); err != nil || len(said) != 1 || string(got) != "ok"+strings.TrimPrefix(connectHead, said[0]) {
+	if said := p.heard(); err != nil || len(said) != 1 || said[0] != connectHead || string(got) != "ok" {
 		t.Errorf("said %q, came back %q: %v", said, got, err)
 	}
 }

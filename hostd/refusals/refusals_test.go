@@ -156,16 +156,30 @@ func (s *sessions) await(t *testing.T, n int) []event.Event {
 	}
 }
 
-// start runs the package until the test ends.
-func start(t *testing.T, secret *trust.Secret, members *pool, s Sessions) {
+// start runs the package until the test ends, and tells of each feed that is
+// let go.
+func start(t *testing.T, secret *trust.Secret, members *pool, s Sessions) (closed chan string) {
+	closed = make(chan string, 100)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		Run(ctx, Config{Host: "h1", Region: "local", Members: members, Sessions: s, Log: slog.New(slog.DiscardHandler),
-			Open: func(addr string) Feed { return proxylink.NewClient(addr, secret) }})
+			Open: func(addr string) Feed { return closing{proxylink.NewClient(addr, secret), closed} }})
 	}()
 	t.Cleanup(func() { cancel(); <-done })
+	return closed
+}
+
+// closing tells that a feed is not followed any more.
+type closing struct {
+	*proxylink.Client
+	closed chan string
+}
+
+func (c closing) Close() {
+	c.Client.Close()
+	c.closed <- "closed"
 }
 
 func opened(t *testing.T, p *proxyd) {
@@ -207,7 +221,7 @@ func TestFeedCutAndBack(t *testing.T) {
 	secret, members, s := trust.New(), newPool(), newSessions()
 	a, b := newProxyd(t, secret), newProxyd(t, secret)
 	members.set(member("local", a.addr()), member("local", b.addr()))
-	start(t, secret, members, s)
+	closed := start(t, secret, members, s)
 	opened(t, a)
 	opened(t, b)
 	a.tell(refused("one:1"))
@@ -225,6 +239,11 @@ func TestFeedCutAndBack(t *testing.T) {
 	a.tell(refused("four:1")) // it drains
 	s.await(t, 4)
 	a.lines <- "cut"
+	select {
+	case <-closed:
+	case <-time.After(30 * time.Second):
+		t.Fatal("a proxyd that is gone is still followed")
+	}
 	members.set(member("local", a.addr()), member("local", b.addr()))
 	opened(t, a)
 	a.tell(refused("five:1"))
