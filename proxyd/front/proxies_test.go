@@ -2,10 +2,13 @@ package front
 
 import (
 	"bufio"
+	"crypto/x509"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -214,8 +217,8 @@ func TestTunnelThroughACustomProxy(t *testing.T) {
 	if c := r.settled("s"); c != want {
 		t.Errorf("%+v, want %+v", c, want)
 	}
-	if rows := r.meter.Rows(); len(rows) != 1 || rows[0].Type != egress.Custom || rows[0].ProjectID != "p" || rows[0].Up != want.Up || rows[0].Down != want.Down {
-		t.Errorf("%+v", rows)
+	if up, down := r.billed(egress.Custom); up != want.Up || down != want.Down {
+		t.Errorf("billed %d up, %d down", up, down)
 	}
 	// The name goes on unresolved; the login is ours, not the client's.
 	if head := p.heads()[0]; head != "CONNECT site.test:443 HTTP/1.1\r\nHost: site.test:443\r\nProxy-Authorization: Basic dXNlcjpwYTpzcw==\r\n\r\n" {
@@ -311,8 +314,8 @@ func TestRulesDecideEachConnection(t *testing.T) {
 	conn.Close()
 	r.settled("s")
 	up := int64(len(strings.Join(proxy.requests(), "")))
-	if rows := r.meter.Rows(); len(rows) != 1 || rows[0].Type != egress.Custom || rows[0].Up != up || rows[0].Down != int64(2*len(okAnswer)) {
-		t.Errorf("%+v, want %d up", rows, up)
+	if gotUp, gotDown := r.billed(egress.Custom); gotUp != up || gotDown != int64(2*len(okAnswer)) {
+		t.Errorf("billed %d up, %d down, want %d up", gotUp, gotDown, up)
 	}
 }
 
@@ -353,5 +356,91 @@ func TestANewPassReplacesTheOlder(t *testing.T) {
 	_, _ = io.WriteString(open, "still")
 	if _, err := io.ReadFull(open, make([]byte, 5)); err != nil {
 		t.Errorf("an open tunnel was cut: %v", err)
+	}
+}
+
+// An HTTPS proxy serves tunnels and plain requests alike; what is counted is
+// inside its TLS.
+func TestHTTPSProxy(t *testing.T) {
+	var mu sync.Mutex
+	var seen []string
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		mu.Lock()
+		seen = append(seen, req.Method+" "+req.RequestURI+" "+req.Header.Get("Proxy-Authorization"))
+		mu.Unlock()
+		if req.Method != http.MethodConnect {
+			_, _ = io.WriteString(w, "plain")
+			return
+		}
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, ok200+"early")
+		_, _ = io.Copy(conn, rw)
+	}))
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.StartTLS()
+	defer srv.Close()
+	pool := x509.NewCertPool()
+	pool.AddCert(srv.Certificate())
+	r := newRigWith(t, 512, time.Second, upstream.Config{Roots: pool})
+	way := route(srv.Listener.Addr().String())
+	way.Server, way.Username = strings.Replace(way.Server, "http:", "https:", 1), "u"
+	conn := r.dialBy("s", way)
+	fmt.Fprintf(conn, "CONNECT site.test:443 HTTP/1.1\r\n\r\n")
+	readEstablished(t, conn)
+	body := strings.Repeat("x", 300_000)
+	go func() {
+		_, _ = io.WriteString(conn, body)
+		_ = conn.CloseWrite()
+	}()
+	if got, err := io.ReadAll(conn); err != nil || string(got) != "early"+body {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	if c := r.settled("s"); c.Up != int64(len(body)) || c.Down != int64(len(body)+5) {
+		t.Errorf("%+v", c)
+	}
+	plain := send(t, r.dialBy("s", way), "GET http://site.test/a HTTP/1.1\r\nHost: x\r\n\r\n")
+	if got, err := io.ReadAll(plain.Body); err != nil || string(got) != "plain" {
+		t.Errorf("%q %v", got, err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if got := strings.Join(seen, ", "); got != "CONNECT site.test:443 Basic dTo=, GET http://site.test/a Basic dTo=" {
+		t.Errorf("the proxy saw %s", got)
+	}
+}
+
+// Heads that are too long or no HTTP are answered and end; slow ones end.
+func TestHeadsAreBounded(t *testing.T) {
+	r := newRig(t, 512, time.Second)
+	long := strings.Repeat("x", maxHead)
+	for name, c := range map[string]struct {
+		wire   string
+		status int
+	}{
+		"CONNECT, long field": {"CONNECT a.test:443 HTTP/1.1\r\nX: " + long + "\r\n\r\n", 431},
+		"CONNECT, garbage":    {"CONNECT a.test:443 FTP/1.1\r\n\r\n", 400},
+		"GET, long field":     {"GET http://127.0.0.1:1/ HTTP/1.1\r\nHost: x\r\nX: " + long + long + "\r\n\r\n", 431},
+		"garbage":             {"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400},
+	} {
+		conn := r.dial("s")
+		if resp := send(t, conn, c.wire); resp.StatusCode != c.status {
+			t.Errorf("%s: %s", name, resp.Status)
+		}
+	}
+	slow := r.dial("slow")
+	_, _ = io.WriteString(slow, "CONNECT a.test:443 HTTP/1.1\r\n")
+	r.until("slow", func(n counts) bool { return n.Open == 1 })
+	r.until("slow", func(n counts) bool { // as the watch does once the time is over
+		for c := range r.connections("slow") {
+			c.overdue(time.Now().Add(headTimeout + time.Second))
+		}
+		return n.Open == 0
+	})
+	if b, err := io.ReadAll(slow); len(b) != 0 {
+		t.Errorf("a slow head: %q %v", b, err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -36,6 +37,7 @@ type rig struct {
 	secret *trust.Secret
 	meter  *meter.Meter
 	feed   *refusals.Feed
+	server *Server
 	addr   string
 	stop   context.CancelFunc // what a signal does
 	ended  chan struct{}      // closed when Serve returned
@@ -69,6 +71,7 @@ func newRigWith(t *testing.T, limit int, drain time.Duration, ups upstream.Confi
 	ctx, r.stop = context.WithCancel(context.Background())
 	s := New(Config{Secret: r.secret, Guard: out, Upstreams: upstreams, Meter: r.meter, Feed: r.feed, Drain: drain,
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	r.server = s
 	go func() {
 		defer close(r.ended)
 		if err := s.Serve(ctx, ln); err != nil {
@@ -117,6 +120,19 @@ func (r *rig) dialWith(session string, sealed []byte) *net.TCPConn {
 	return conn
 }
 
+// connections are a session's open ones; the server's lock is held meanwhile.
+func (r *rig) connections(session string) iter.Seq[*client] {
+	return func(yield func(*client) bool) {
+		r.server.mu.Lock()
+		defer r.server.mu.Unlock()
+		for c := range r.server.clients {
+			if c.hello.SessionID == session && !yield(c) {
+				return
+			}
+		}
+	}
+}
+
 // counts are a session's.
 type counts = meter.Counts
 
@@ -160,6 +176,18 @@ func (r *rig) client(session string) *http.Client {
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return r.dial(session), nil }}
 	r.t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr, Timeout: 20 * time.Second}
+}
+
+// billed are the bytes in the ledger, all of project "p" and one type.
+func (r *rig) billed(kind egress.Type) (up, down int64) {
+	r.t.Helper()
+	for _, row := range r.meter.Rows() { // two where the hour changed meanwhile
+		if row.Type != kind || row.ProjectID != "p" {
+			r.t.Errorf("a row of another kind: %+v", row)
+		}
+		up, down = up+row.Up, down+row.Down
+	}
+	return up, down
 }
 
 // settled waits until a session has no open connection.
