@@ -114,6 +114,23 @@ func TestSocksRefusals(t *testing.T) {
 	r.settled("s")
 }
 
+// RFC 1928 3: a method that the client did not offer is not chosen; without one
+// in common the answer is 0xFF. Logins (RFC 1929) are not asked for: who a
+// connection is for, its pass says.
+func TestSocksMethods(t *testing.T) {
+	r := newRig(t, 512, time.Second)
+	for offered, want := range map[string]byte{"\x00": 0, "\x02\x00": 0, "\x00\x01\x02": 0, "\x02": 0xff, "\x01\x80": 0xff} {
+		conn := r.dial("s")
+		_, _ = conn.Write(append([]byte{5, byte(len(offered))}, offered...))
+		var got [2]byte
+		if _, err := io.ReadFull(conn, got[:]); err != nil || got != [2]byte{5, want} {
+			t.Errorf("%q: %v %v, want %d", offered, got, err, want)
+		}
+		conn.Close()
+	}
+	r.settled("s")
+}
+
 func TestSocksGarbageEnds(t *testing.T) {
 	r := newRig(t, 512, time.Second)
 	for _, wire := range [][]byte{{5, 0}, {5, 1, 2}, {5, 1, 0, 4, 1, 0, 1}, {5, 1, 0, 5, 1, 0, 9, 0, 0}, {5, 255}} {
