@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -26,6 +28,8 @@ const (
 	proxydTry = 2 * time.Second
 	// proxydShun is how long a proxyd that could not be reached is tried last.
 	proxydShun = 5 * time.Second
+	// proxydTell bounds telling proxyds of a session's new pass.
+	proxydTell = 500 * time.Millisecond
 )
 
 // members is what this file needs of gossip.
@@ -52,19 +56,20 @@ func newProxyds(pool members, region, host, proof string, log *slog.Logger) *pro
 
 // way makes a session's way to proxyd, shut at first.
 func (p *proxyds) way(sessionID string, epoch uint64) hostsession.Way {
-	return &way{proxyds: p, changed: make(chan struct{}),
+	return &way{proxyds: p, changed: make(chan struct{}), met: map[string]struct{}{},
 		hello: proxylink.Hello{Proof: p.proof, Host: p.host, SessionID: sessionID, Epoch: epoch}}
 }
 
-// addrs are the addresses to try, in random order but for those that failed
-// just now, which come last.
-func (p *proxyds) addrs() (all []string) {
+// addrs are the addresses to try, each session's in an order of its own that
+// does not change: its connections meet in one proxyd, which bounds their number
+// and knows which of its passes is the newest. Those that failed just now come last.
+func (p *proxyds) addrs(sessionID string) (all []string) {
 	for _, m := range p.pool.Members(gossip.Proxyd) {
 		if m.Region == p.region {
 			all = append(all, m.Addr)
 		}
 	}
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	slices.SortFunc(all, func(a, b string) int { return cmp.Compare(rank(sessionID, b), rank(sessionID, a)) })
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for addr, at := range p.failed {
@@ -74,6 +79,14 @@ func (p *proxyds) addrs() (all []string) {
 	}
 	slices.SortStableFunc(all, func(a, b string) int { return int(p.shunned(a) - p.shunned(b)) })
 	return all
+}
+
+// rank orders proxyds for a session: without one of them, or with one more, the
+// others keep their order.
+func rank(sessionID, addr string) uint64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, addr+"\x00"+sessionID) // never fails
+	return h.Sum64()
 }
 
 // shunned is 1 for an address that failed just now. Callers hold mu.
@@ -101,8 +114,9 @@ type way struct {
 	hello proxylink.Hello // without its pass
 
 	mu      sync.Mutex
-	frame   []byte        // guarded by mu: the hello with the newest pass, made once; nil while shut
-	changed chan struct{} // guarded by mu: closed and replaced when frame changes
+	frame   []byte              // guarded by mu: the hello with the newest pass, made once; nil while shut
+	changed chan struct{}       // guarded by mu: closed and replaced when frame changes
+	met     map[string]struct{} // guarded by mu: addresses that have had connections
 }
 
 var errShut = errors.New("the session's way out is shut")
@@ -117,10 +131,43 @@ func (w *way) Show(pass []byte) {
 		return
 	}
 	w.set(frame)
+	w.tell(frame)
 }
 
 // Shut implements session.Way.
 func (w *way) Shut() { w.set(nil) }
+
+// tell shows a pass to the proxyds that may have seen an older one: they end
+// kept-alive connections that wait for their next request, so that this one too
+// goes by the new pass. It returns when they have, or cannot in time.
+func (w *way) tell(frame []byte) {
+	ctx, cancel := context.WithTimeout(context.Background(), proxydTell)
+	defer cancel()
+	var all sync.WaitGroup
+	w.mu.Lock()
+	for addr := range w.met {
+		all.Go(func() { w.tellOne(ctx, addr, frame) })
+	}
+	w.mu.Unlock()
+	all.Wait()
+}
+
+func (w *way) tellOne(ctx context.Context, addr string, frame []byte) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil { // gone, and its connections with it
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.met, addr)
+		return
+	}
+	defer conn.Close()
+	until, _ := ctx.Deadline()
+	_ = conn.SetDeadline(until)
+	if _, err := conn.Write(frame); err == nil && conn.(*net.TCPConn).CloseWrite() == nil {
+		_, _ = conn.Read(make([]byte, 1)) // it closes once it has read the pass
+	}
+}
 
 func (w *way) set(frame []byte) {
 	w.mu.Lock()
@@ -136,6 +183,16 @@ func (w *way) now() (frame []byte, changed <-chan struct{}) {
 	return w.frame, w.changed
 }
 
+// meet notes that addr is about to be shown the frame that it gives.
+func (w *way) meet(addr string) []byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.frame != nil {
+		w.met[addr] = struct{}{}
+	}
+	return w.frame
+}
+
 // Dial implements session.Way: it tries the proxyds of the region, and again
 // when something changes, until ctx or its patience ends.
 func (w *way) Dial(ctx context.Context) (net.Conn, error) {
@@ -148,7 +205,7 @@ func (w *way) Dial(ctx context.Context) (net.Conn, error) {
 		if frame == nil {
 			return nil, errShut
 		}
-		for _, addr := range w.addrs() {
+		for _, addr := range w.addrs(w.hello.SessionID) {
 			conn, err := w.try(ctx, addr)
 			if err == nil || errors.Is(err, errShut) {
 				return conn, err
@@ -175,7 +232,7 @@ func (w *way) try(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	frame, _ := w.now()
+	frame := w.meet(addr)
 	if frame == nil {
 		conn.Close()
 		return nil, errShut

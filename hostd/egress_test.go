@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -154,8 +156,13 @@ func TestEgressPassReplaced(t *testing.T) {
 		t.Errorf("before the first pass: %v", err)
 	}
 	var open []net.Conn
-	for _, pass := range []string{"one", strings.Repeat("p", 64<<10-1), "three"} {
+	for i, pass := range []string{"one", strings.Repeat("p", 64<<10-1), "three"} {
 		w.Show([]byte(pass))
+		if i > 0 { // the proxyd that knows an older one is told, ahead of any connection
+			if h := <-hellos; string(h.Pass) != pass || h.SessionID != "s" {
+				t.Errorf("told of %d bytes, want %d", len(h.Pass), len(pass))
+			}
+		}
 		open = append(open, dialled(t, w))
 		if h := <-hellos; string(h.Pass) != pass {
 			t.Errorf("showed %d bytes, want %d", len(h.Pass), len(pass))
@@ -224,14 +231,44 @@ func TestEgressShunsWhoFailed(t *testing.T) {
 	w.Show(nil)
 	w.note(bad, errors.New("refused"))
 	for range 20 {
-		if all := w.addrs(); len(all) != 2 || all[0] != good {
+		if all := w.addrs("s"); len(all) != 2 || all[0] != good {
 			t.Fatalf("order %q", all)
 		}
 	}
 	w.note(bad, nil)
 	first := map[string]bool{}
-	for len(first) < 2 { // both come first at some time, or this never ends
-		first[w.addrs()[0]] = true
+	for i := 0; len(first) < 2; i++ { // both come first for some session, or this never ends
+		id := fmt.Sprint("s", i)
+		all := w.addrs(id)
+		first[all[0]] = true
+		r.set(all[1], all[0], deadAddr(t))
+		if again := w.addrs(id); slices.Index(again, all[0]) > slices.Index(again, all[1]) {
+			t.Errorf("session %s: order %q, then %q", id, all, again)
+		}
+		r.set(bad, good)
+	}
+}
+
+// A proxyd that is told of a pass and neither answers nor is there keeps nobody.
+func TestEgressTellsOnlyWhoListens(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &region{}
+	r.set(ln.Addr().String())
+	w := wayTo(r, trust.New())
+	w.Show([]byte("one"))
+	dialled(t, w)
+	began := time.Now()
+	w.Show([]byte("two"))
+	if took := time.Since(began); took < proxydTell/2 || len(w.met) != 1 {
+		t.Errorf("it did not wait for the proxyd that is there: %s", took)
+	}
+	ln.Close()
+	w.Show([]byte("three"))
+	if len(w.met) != 0 {
+		t.Error("a proxyd that is gone is remembered")
 	}
 }
 
