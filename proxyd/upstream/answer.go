@@ -19,10 +19,11 @@ const maxInterim = 8
 
 var errAnswer = errors.New("not an HTTP answer")
 
-// answer is the head of an answer to CONNECT.
+// answer is the head of an answer.
 type answer struct {
 	status int
 	header http.Header // for answers other than 2xx
+	tunnel bool        // to CONNECT: surely the proxy's own
 }
 
 // readAnswer reads the head of an answer to CONNECT and gives what came behind
@@ -91,7 +92,7 @@ func parseAnswer(head []byte) (answer, error) {
 	if err != nil || status < 100 || status > 599 {
 		return answer{}, errAnswer
 	}
-	a := answer{status: int(status)}
+	a := answer{status: int(status), tunnel: true}
 	if status/100 == 2 {
 		return a, nil
 	}

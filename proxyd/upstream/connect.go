@@ -68,7 +68,7 @@ func (p proxy) judge(a answer) *failure {
 		return nil
 	case slices.ContainsFunc(p.restricted, func(r Pattern) bool { return r.matches(a.status, a.header) }):
 		return &failure{egress.Refuse(egress.TargetRestricted, "the provider of %s proxies does not serve this site", p.kind), restricted}
-	case a.status == http.StatusProxyAuthRequired:
+	case a.status == http.StatusProxyAuthRequired, a.tunnel && a.status == http.StatusUnauthorized: // tinyproxy's word for a wrong login
 		return &failure{egress.Refuse(egress.ProxyAuthFailed, "%s refused the user name or password", p.called()), doubtful}
 	case a.status >= 500:
 		return &failure{egress.Refuse(egress.UpstreamError, "%s answered with status %d", p.called(), a.status), doubtful}

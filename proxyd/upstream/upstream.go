@@ -141,7 +141,7 @@ func (u *Upstreams) Plain(ctx context.Context, r *proxylink.Route) (*Link, *egre
 // status but 407 may be the site's own and is none, unless the provider's
 // patterns describe it.
 func (l *Link) Judge(status int, header http.Header) *egress.Refusal {
-	failed := l.p.judge(answer{status, header})
+	failed := l.p.judge(answer{status: status, header: header})
 	if failed == nil || failed.refusal.Reason == egress.UpstreamError {
 		l.p.provider.report(fine, time.Now())
 		return nil

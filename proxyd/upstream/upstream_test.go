@@ -185,6 +185,7 @@ func TestFailover(t *testing.T) {
 		reason   egress.Reason
 	}{
 		"login":      {"HTTP/1.1 407 x\r\n\r\n", 3, true, ""},
+		"login, 401": {"HTTP/1.1 401 x\r\n\r\n", 3, true, ""},
 		"error":      {bad502, 3, true, ""},
 		"garbage":    {"SSH-2.0-x\r\n", 3, true, ""},
 		"restricted": {"HTTP/1.1 451 x\r\n\r\n", 0, false, egress.TargetRestricted},
