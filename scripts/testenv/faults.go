@@ -33,6 +33,14 @@ func (e *Env) Terminate(t testing.TB, daemon string) {
 	}
 }
 
+// AwaitEnd waits until a daemon that was told to stop has ended.
+func (e *Env) AwaitEnd(t testing.TB, daemon string) {
+	t.Helper()
+	if err := e.daemons[daemon].end(syscall.Signal(0), stopTime); err != nil { // asks whether it is there, and does nothing
+		t.Fatal(err)
+	}
+}
+
 // Restart starts daemons that were ended and waits until the stack is ready.
 func (e *Env) Restart(t testing.TB, daemon ...string) {
 	t.Helper()

@@ -85,6 +85,7 @@ func (s *site) at(name, path string) string { return fmt.Sprintf("http://%s:%d%s
 func (s *site) mux(t *testing.T) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/from", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RemoteAddr) })
+	mux.HandleFunc("/upload", func(w http.ResponseWriter, r *http.Request) { n, _ := io.Copy(io.Discard, r.Body); fmt.Fprint(w, n) })
 	mux.HandleFunc("/bytes/{n}", s.bytes)
 	mux.HandleFunc("/gate", s.half)
 	mux.Handle("/repo.git/", http.StripPrefix("/repo.git", http.FileServer(http.Dir(gitRepository(t)))))

@@ -207,6 +207,13 @@ func (u *upstream) leadTo(site string, answer func(target string) string) {
 	u.site, u.answer, u.seen = site, answer, nil
 }
 
+// idle says whether no connection is open.
+func (u *upstream) idle() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.conns) == 0
+}
+
 // logins of the connections to a target so far.
 func (u *upstream) logins(target string) (out []string) {
 	u.mu.Lock()
@@ -256,14 +263,14 @@ func (u *upstream) serve(conn net.Conn) {
 			u.tunnel(conn, br, site)
 			return
 		}
-		if !u.forward(conn, r, site) {
-			return
-		}
-		_, _ = io.Copy(io.Discard, r.Body)
 		login := ""
 		if v := r.Header.Get("Proxy-Authorization"); v != "" {
 			login = "Proxy-Authorization: " + v + "\r\n"
 		}
+		if !u.forward(conn, r, site) {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
 		u.up.Add(in.n.Load() - int64(br.Buffered()) - began - int64(len(login)))
 	}
 }
