@@ -81,6 +81,8 @@ func answer(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
+func (h *fakeHost) setFull() { h.mu.Lock(); defer h.mu.Unlock(); h.full = true }
+
 func (h *fakeHost) setEvents(serve http.HandlerFunc) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -267,6 +269,12 @@ func (f *fakeHosts) setAway(name string, away bool) {
 	f.away[name] = away
 	close(f.changed)
 	f.changed = make(chan struct{})
+}
+
+func (f *fakeHosts) setClass(name, class string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.class[name] = class
 }
 
 func (f *fakeHosts) setRegion(name, region string) {

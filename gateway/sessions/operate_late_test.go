@@ -192,7 +192,7 @@ func TestResumeBesideALeftover(t *testing.T) {
 	r.use.cfg.OperationDeadline = 500 * time.Millisecond
 	s := r.paused("s", time.Minute, false)
 	r.host.targets["s"] = held("s", 2, "long ago", hostlink.Target)
-	r.second().full = true
+	r.second().setFull()
 	var orders atomic.Int32
 	r.setFault(r.host, func(string) *fault { orders.Add(1); return nil })
 	if now, err := r.use.Awake(t.Context(), s); !apierr.Is(err, apierr.NoCapacity) || now.Status != session.Paused {
@@ -221,7 +221,7 @@ func TestWaitingRequestsTakeNoStreamToLostMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := twoHosts(t)
-			r.hosts.class["h1"] = class
+			r.hosts.setClass("h1", class)
 			s := r.create()
 			captures, capture := r.held(r.host, "capture")
 			tells, tell := r.held(r.second(), "verdict")

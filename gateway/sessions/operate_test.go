@@ -128,7 +128,7 @@ func TestMoveToAFullHostGoesOnAtTheSource(t *testing.T) {
 	t.Parallel()
 	r := twoHosts(t)
 	s := r.create()
-	r.second().full = true
+	r.second().setFull()
 	_, _, err := r.use.Move(t.Context(), r.caller, s.ID, MoveRequest{Host: "h2"})
 	wantCode(t, err, apierr.NoCapacity)
 	if run, held := r.host.world.machines(s.ID); held != 0 || !slices.Equal(run, []string{"h1/1"}) {
@@ -149,7 +149,7 @@ func TestMemoryOrPortable(t *testing.T) {
 	t.Parallel()
 	r := twoHosts(t)
 	s := r.create()
-	r.hosts.class["h2"] = "other"
+	r.hosts.setClass("h2", "other")
 	move := func(host string) session.Snapshot {
 		t.Helper()
 		v, _, err := r.use.Move(t.Context(), r.caller, s.ID, MoveRequest{Host: host})
@@ -164,7 +164,7 @@ func TestMemoryOrPortable(t *testing.T) {
 	if snap := move("h2"); snap.Memory {
 		t.Error("memory went to another CPU class")
 	}
-	r.hosts.class["h2"] = ""
+	r.hosts.setClass("h2", "")
 	if snap := move("h2"); snap.Memory {
 		t.Error("memory from a host that keeps none")
 	}
@@ -205,11 +205,11 @@ func TestResumeElsewhere(t *testing.T) {
 		code    apierr.Code
 	}{
 		"at the holder":                         {false, func(*rig) {}, "h1", ""},
-		"holder full: fetched from it":          {false, func(r *rig) { r.host.full = true }, "h2", ""},
+		"holder full: fetched from it":          {false, func(r *rig) { r.host.setFull() }, "h2", ""},
 		"holder away":                           {false, func(r *rig) { r.hosts.setAway("h1", true) }, "", apierr.Unavailable},
 		"holder away, in the blob store":        {true, func(r *rig) { r.hosts.setAway("h1", true) }, "h2", ""},
-		"another class takes no memory":         {true, func(r *rig) { r.hosts.class["h2"] = "x"; r.hosts.setAway("h1", true) }, "", apierr.NoCapacity},
-		"nobody has room":                       {false, func(r *rig) { r.host.full, r.second().full = true, true }, "", apierr.NoCapacity},
+		"another class takes no memory":         {true, func(r *rig) { r.hosts.setClass("h2", "x"); r.hosts.setAway("h1", true) }, "", apierr.NoCapacity},
+		"nobody has room":                       {false, func(r *rig) { r.host.setFull(); r.second().setFull() }, "", apierr.NoCapacity},
 		"a holder that cannot be asked is next": {true, func(r *rig) { r.host.server.Close() }, "h2", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -516,7 +516,9 @@ func TestReconcileLearnsThatASnapshotIsDurable(t *testing.T) {
 	t.Parallel()
 	r := twoHosts(t)
 	r.paused("s", time.Minute, false)
+	r.host.mu.Lock()
 	r.host.durable = true
+	r.host.mu.Unlock()
 	r.host.snapshots["stray"] = true
 	r.run()
 	until(t, "the record knows", func() bool { return r.session("s").Snapshot.Durable })

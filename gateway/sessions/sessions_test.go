@@ -155,7 +155,7 @@ func TestPatchReachesTheHostNowOrLater(t *testing.T) {
 	if err != nil || !v.Session.KeepAlive || v.Session.Timeout != 600 || !v.Session.ExpiresAt.Equal(s.StartedAt.Add(600*time.Second)) {
 		t.Fatalf("%+v %v", v.Session, err)
 	}
-	if got := r.host.settings[s.ID]; !got.KeepAlive || !got.ExpiresAt.Equal(v.Session.ExpiresAt) {
+	if got, _ := r.pass(r.host, s.ID); !got.KeepAlive || !got.ExpiresAt.Equal(v.Session.ExpiresAt) {
 		t.Errorf("the host has %+v", got)
 	}
 	_, err = r.use.Patch(t.Context(), r.caller, s.ID, PatchRequest{Timeout: &tooLong})
