@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/coder/websocket"
@@ -52,12 +53,15 @@ func (b *book) runs()   { b.set(session.Running, nil, true) }
 func (b *book) asleep() { b.set(session.Paused, nil, true) }
 func (b *book) gone()   { b.set(session.Paused, nil, false) }
 
+// operationTime is what an operation has until the leader undoes it.
+const operationTime = 10 * time.Minute
+
 func (b *book) open(kind session.OpKind) {
 	status := session.Running
 	if kind == session.Resume {
 		status = session.Paused
 	}
-	b.set(status, &session.Operation{ID: "o", Kind: kind}, true)
+	b.set(status, &session.Operation{ID: "o", Kind: kind, Deadline: time.Now().Add(operationTime)}, true)
 }
 
 // rotated is what RotateURLs with disconnect does.
@@ -648,6 +652,26 @@ func TestArrivals(t *testing.T) {
 	if a := r.do("DELETE", sessionPath("/files?path=a"), nil); a.status != 204 || resumed != 3 {
 		t.Errorf("%d %s, resumed %d times", a.status, a.body, resumed)
 	}
+}
+
+// A viewer does not wait for ever for an operation that nobody undoes, nor when
+// he has left.
+func TestLookingEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := &fakeService{}
+		fake.book.open(session.Move)
+		c := &call{srv: &Server{cfg: Config{Service: fake}}}
+		began := time.Now()
+		if _, err := c.looking(t.Context(), testView().Session); !apierr.Is(err, apierr.Unavailable) || time.Since(began) != operationTime+undoTime {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		fake.book.open(session.Move)
+		ctx, leave := context.WithTimeoutCause(t.Context(), time.Second, errors.New("left"))
+		defer leave()
+		if _, err := c.looking(ctx, testView().Session); err == nil || err.Error() != "left" {
+			t.Errorf("left: %v", err)
+		}
+	})
 }
 
 // A viewer's messages resume nothing.
