@@ -25,7 +25,10 @@ import (
 
 // fakeHost speaks the host link and keeps what it was told.
 type fakeHost struct {
-	mu       sync.Mutex
+	name   string
+	server *httptest.Server
+
+	mu       sync.Mutex // guards all below; tests use with
 	running  map[string]hostlink.Status
 	tombs    map[string]hostlink.Tombstone // not yet acknowledged
 	settings map[string]hostlink.Settings
@@ -35,10 +38,8 @@ type fakeHost struct {
 	hold     chan struct{}                 // Acquire waits for it
 	watchers map[chan hostlink.Notice]bool // each with room
 	events   http.HandlerFunc              // the stream of events
-	server   *httptest.Server
 
 	// Of operations, see operate_host_test.go.
-	name      string
 	targets   map[string]hostlink.Status // restored and held, by session
 	snapshots map[string]bool
 	deleted   []string                 // snapshots, as session/id
@@ -48,8 +49,8 @@ type fakeHost struct {
 	fault     func(step string) *fault // nil: none
 }
 
-func newFakeHost(t *testing.T) *fakeHost {
-	h := &fakeHost{name: "h1", targets: map[string]hostlink.Status{}, snapshots: map[string]bool{}, running: map[string]hostlink.Status{}, tombs: map[string]hostlink.Tombstone{},
+func newFakeHost(t *testing.T, name string) *fakeHost {
+	h := &fakeHost{name: name, targets: map[string]hostlink.Status{}, snapshots: map[string]bool{}, running: map[string]hostlink.Status{}, tombs: map[string]hostlink.Tombstone{},
 		settings: map[string]hostlink.Settings{}, watchers: map[chan hostlink.Notice]bool{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/sessions", h.acquire)
@@ -57,7 +58,7 @@ func newFakeHost(t *testing.T) *fakeHost {
 	mux.HandleFunc("PATCH /v1/sessions/{id}", h.patch)
 	mux.HandleFunc("DELETE /v1/sessions/{id}", h.end)
 	mux.HandleFunc("POST /v1/acks", h.ack)
-	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", func(w http.ResponseWriter, r *http.Request) { h.events(w, r) })
+	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", h.streamEvents)
 	mux.HandleFunc("GET /v1/watch", h.watch)
 	h.serveOperations(mux)
 	h.server = httptest.NewServer(mux)
@@ -71,6 +72,19 @@ func newFakeHost(t *testing.T) *fakeHost {
 func answer(w http.ResponseWriter, status int, v any) {
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(v)
+}
+
+// with does something with what the host's lock guards.
+func (h *fakeHost) with(do func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	do()
+}
+
+func (h *fakeHost) streamEvents(w http.ResponseWriter, r *http.Request) {
+	var events http.HandlerFunc
+	h.with(func() { events = h.events })
+	events(w, r)
 }
 
 func (h *fakeHost) inventory() hostlink.Inventory {
@@ -205,19 +219,43 @@ func (h *fakeHost) has(id string) bool {
 	return ok
 }
 
+func (h *fakeHost) acquired() (n int)    { h.with(func() { n = h.acquires }); return n }
+func (h *fakeHost) watched() (some bool) { h.with(func() { some = len(h.watchers) > 0 }); return some }
+func (h *fakeHost) refuseWith(err error) { h.with(func() { h.refuse = err }) }
+func (h *fakeHost) setFull()             { h.with(func() { h.full = true }) }
+
+// told gives the settings that the host was told last.
+func (h *fakeHost) told(id string) (s hostlink.Settings) {
+	h.with(func() { s = h.settings[id] })
+	return s
+}
+
+// run puts a machine there of which no gateway knows.
+func (h *fakeHost) run(st hostlink.Status) { h.with(func() { h.running[st.SessionID] = st }) }
+
+// bury lets a machine end by itself.
+func (h *fakeHost) bury(t hostlink.Tombstone) {
+	h.with(func() {
+		delete(h.running, t.SessionID)
+		h.tombs[t.SessionID] = t
+	})
+}
+
 // fakeHosts is the hosts of a gateway: named fakes, each reachable or not.
 type fakeHosts struct {
-	mu      sync.Mutex
+	secret *trust.Secret
+
+	mu      sync.Mutex // guards all below
 	hosts   map[string]*fakeHost
 	away    map[string]bool
 	class   map[string]string // CPU class by host
 	region  map[string]string // by host; else local
 	changed chan struct{}
-	secret  *trust.Secret
 	prefer  string // host with the most warm machines; empty: the longest name
 	forgot  map[string]int
 }
 
+// warm is called with the lock held.
 func (f *fakeHosts) warm(name string) int {
 	if name == f.prefer {
 		return 100
@@ -245,6 +283,31 @@ func (f *fakeHosts) setAway(name string, away bool) {
 	f.away[name] = away
 	close(f.changed)
 	f.changed = make(chan struct{})
+}
+
+// fake gives a host by its name, whether it can be reached or not.
+func (f *fakeHosts) fake(name string) *fakeHost {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hosts[name]
+}
+
+func (f *fakeHosts) add(h *fakeHost) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hosts[h.name] = h
+}
+
+func (f *fakeHosts) setClass(name, class string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.class[name] = class
+}
+
+func (f *fakeHosts) setPrefer(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.prefer = name
 }
 
 func (f *fakeHosts) setRegion(name, region string) {
@@ -306,6 +369,7 @@ type rig struct {
 	t      *testing.T
 	hosts  *fakeHosts
 	host   *fakeHost // h1
+	world  *world    // of twoHosts
 	record *placement.Record
 	use    *Service
 	caller accounts.Caller
@@ -328,7 +392,7 @@ func newRig(t *testing.T) *rig {
 		}
 	}
 	plan, _ := record.View().Plan("Free")
-	host := newFakeHost(t)
+	host := newFakeHost(t, "h1")
 	r := &rig{t: t, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
 		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, region: map[string]string{}, changed: make(chan struct{}), secret: trust.New(), forgot: map[string]int{}}}
 	r.use = New(Config{PublicURL: "https://berth.example.com", Sizes: session.DefaultSizes, Prices: session.DefaultPrices,

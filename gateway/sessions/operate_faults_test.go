@@ -78,11 +78,11 @@ var hostFaults = map[string]func(f *faultRig, host *fakeHost, step string) *faul
 	},
 	"is lost": func(f *faultRig, host *fakeHost, _ string) *fault {
 		f.hosts.setAway(host.name, true)
-		host.mu.Lock()
-		clear(host.running)
-		clear(host.targets)
-		clear(host.snapshots)
-		host.mu.Unlock()
+		host.with(func() {
+			clear(host.running)
+			clear(host.targets)
+			clear(host.snapshots)
+		})
 		return &fault{refuse: apierr.New(apierr.Unavailable, "dead")}
 	},
 }
@@ -128,7 +128,7 @@ func (f *faultRig) later(heal func()) {
 
 // failOnce makes a host fail the first order of a step.
 func (f *faultRig) failOnce(host, step, what string) {
-	h := f.hosts.hosts[host]
+	h := f.hosts.fake(host)
 	var done atomic.Bool
 	f.setFault(h, func(at string) *fault {
 		if at != step || done.Swap(true) {
@@ -243,8 +243,8 @@ func (f *faultRig) play(c scenario) (err error) {
 // settled says what is not yet as it must be, empty for nothing.
 func (f *faultRig) settled() string {
 	now := f.session(f.id)
-	run, held := f.host.world.machines(f.id)
-	kept := f.host.world.kept()
+	run, held := f.world.machines(f.id)
+	kept := f.world.kept()
 	switch {
 	case now.Op != nil:
 		return "an operation is open"

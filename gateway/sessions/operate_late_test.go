@@ -29,10 +29,8 @@ func TestReconcileLeavesOperationsAlone(t *testing.T) {
 		}
 		defer c.Close()
 		inv := hostlink.Inventory{Host: host, Sessions: sessions}
-		for _, h := range r.host.world.hosts {
-			for id := range h.snapshots {
-				inv.Snapshots = append(inv.Snapshots, id)
-			}
+		for _, h := range r.world.hosts {
+			inv.Snapshots = append(inv.Snapshots, h.inventory().Snapshots...)
 		}
 		r.use.compare(t.Context(), host, c, inv, time.Now())
 	}
@@ -60,7 +58,7 @@ func TestReconcileLeavesOperationsAlone(t *testing.T) {
 	if now := r.session(s.ID); now.Status != session.Paused {
 		t.Fatalf("%+v", now)
 	}
-	if len(r.second().snapshots) == 0 {
+	if len(r.second().inventory().Snapshots) == 0 {
 		t.Error("the snapshot of a paused session was deleted")
 	}
 }
@@ -112,7 +110,7 @@ func TestTheNextOrderBringsTheVerdictBefore(t *testing.T) {
 	if err := r.operate(session.Move, s.ID, "h2"); err == nil {
 		t.Fatal("moved to a broken host")
 	}
-	if _, held := r.host.world.machines(s.ID); held != 1 {
+	if _, held := r.world.machines(s.ID); held != 1 {
 		t.Fatalf("%d machines wait for a verdict", held)
 	}
 	lose(r.host)
@@ -129,18 +127,18 @@ func TestEventStreamFollowsAMove(t *testing.T) {
 	r.use.cfg.HostLostAfter = 5 * time.Second
 	s := r.create()
 	following, moved := make(chan struct{}), make(chan struct{})
-	r.host.events = func(w http.ResponseWriter, _ *http.Request) {
+	r.setEvents(r.host, func(w http.ResponseWriter, _ *http.Request) {
 		w.(http.Flusher).Flush()
 		close(following)
 		<-moved
 		panic(http.ErrAbortHandler)
-	}
-	r.second().events = func(w http.ResponseWriter, req *http.Request) {
+	})
+	r.setEvents(r.second(), func(w http.ResponseWriter, req *http.Request) {
 		if req.FormValue("after") != fmt.Sprint(hostlink.FromNow) {
 			t.Errorf("asked after %s", req.FormValue("after"))
 		}
 		fmt.Fprintln(w, `{"seq":9,"type":"lifecycle"}`)
-	}
+	})
 	events, err := r.use.FollowEvents(t.Context(), r.caller, s.ID, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +179,7 @@ func TestDeadlineUndoesAnOperation(t *testing.T) {
 		t.Errorf("awake as %+v, %v", now, err)
 	}
 	wantCode(t, <-done, apierr.Timeout)
-	if run, held := r.host.world.machines(s.ID); held != 0 || len(run) != 1 {
+	if run, held := r.world.machines(s.ID); held != 0 || len(run) != 1 {
 		t.Errorf("runs at %v, %d held", run, held)
 	}
 }
@@ -193,8 +191,8 @@ func TestResumeBesideALeftover(t *testing.T) {
 	r := twoHosts(t)
 	r.use.cfg.OperationDeadline = 500 * time.Millisecond
 	s := r.paused("s", time.Minute, false)
-	r.host.targets["s"] = held("s", 2, "long ago", hostlink.Target)
-	r.second().full = true
+	r.host.with(func() { r.host.targets["s"] = held("s", 2, "long ago", hostlink.Target) })
+	r.second().setFull()
 	var orders atomic.Int32
 	r.setFault(r.host, func(string) *fault { orders.Add(1); return nil })
 	if now, err := r.use.Awake(t.Context(), s); !apierr.Is(err, apierr.NoCapacity) || now.Status != session.Paused {
@@ -208,7 +206,7 @@ func TestResumeBesideALeftover(t *testing.T) {
 		t.Errorf("%d orders in %s", n, took)
 	}
 	r.run() // tells the host
-	until(t, "the leftover is gone", func() bool { _, held := r.host.world.machines("s"); return held == 0 })
+	until(t, "the leftover is gone", func() bool { _, held := r.world.machines("s"); return held == 0 })
 	if now, err := r.use.Awake(t.Context(), s); err != nil || now.Host != "h1" {
 		t.Errorf("%+v, %v", now, err)
 	}
@@ -223,7 +221,7 @@ func TestWaitingRequestsTakeNoStreamToLostMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := twoHosts(t)
-			r.hosts.class["h1"] = class
+			r.hosts.setClass("h1", class)
 			s := r.create()
 			captures, capture := r.held(r.host, "capture")
 			tells, tell := r.held(r.second(), "verdict")
@@ -321,9 +319,7 @@ func TestStrictRegionOutlivesAPause(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.hosts.setRegion("h2", "far")
-		r.host.mu.Lock()
-		r.host.full = true
-		r.host.mu.Unlock()
+		r.host.setFull()
 		v, err = r.use.Resume(t.Context(), r.caller, v.Session.ID)
 		if strict {
 			wantCode(t, err, apierr.NoCapacity)

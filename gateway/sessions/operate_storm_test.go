@@ -72,7 +72,7 @@ const shakyText = "the disk is full"
 
 // shaky makes both hosts refuse or lose one order in ten.
 func (r *rig) shaky(seed uint64) {
-	for i, h := range r.host.world.hosts {
+	for i, h := range r.world.hosts {
 		var mu sync.Mutex
 		dice := rand.New(rand.NewPCG(seed, uint64(100+i)))
 		r.setFault(h, func(string) *fault {
@@ -93,7 +93,7 @@ func (r *rig) shaky(seed uint64) {
 // among them.
 func (f *faultRig) standing() string {
 	now := f.session(f.id)
-	run, held := f.host.world.machines(f.id)
+	run, held := f.world.machines(f.id)
 	if now.Op != nil || held != 0 || (now.Status == session.Running) != (len(run) == 1) {
 		return "not yet"
 	}

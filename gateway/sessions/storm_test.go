@@ -16,8 +16,6 @@ import (
 	"github.com/berth-dev/berth/shared/session"
 )
 
-func (h *fakeHost) acquired() int { h.mu.Lock(); defer h.mu.Unlock(); return h.acquires }
-
 // Each machine that is taken and given back is a warm one less for everybody.
 func TestCreatesBeyondTheLimitTakeNoMachines(t *testing.T) {
 	t.Parallel()
@@ -48,14 +46,15 @@ func TestCreatesBeyondTheLimitTakeNoMachines(t *testing.T) {
 func TestRecordThatFailsIsAskedOnceAndTakesNoMachine(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.hosts.hosts["h2"] = newFakeHost(t)
+	second := newFakeHost(t, "h2")
+	r.hosts.add(second)
 	if err := r.record.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := r.use.Create(t.Context(), r.caller, request()); !apierr.Is(err, apierr.Unavailable) {
 		t.Errorf("without a record: %v", err)
 	}
-	if n := r.host.acquired() + r.hosts.hosts["h2"].acquired(); n != 0 {
+	if n := r.host.acquired() + second.acquired(); n != 0 {
 		t.Errorf("%d machines taken", n)
 	}
 }
@@ -80,7 +79,7 @@ func TestTombstoneThatOvertakesItsCreate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	early := hostlink.Tombstone{SessionID: "fast", Epoch: 1, EndedAt: time.Now(), Error: "It died."}
-	r.host.tombs["fast"] = early
+	r.host.bury(early)
 	c := r.client()
 	r.use.bury(t.Context(), c, []hostlink.Tombstone{early})
 	if len(r.host.inventory().Tombstones) != 1 {
@@ -97,7 +96,7 @@ func TestTombstoneThatOvertakesItsCreate(t *testing.T) {
 		t.Errorf("the session is %s", st)
 	}
 	old := hostlink.Tombstone{SessionID: "undone", Epoch: 1, EndedAt: now.Add(-time.Hour), Reason: session.Released}
-	r.host.tombs["undone"] = old
+	r.host.bury(old)
 	r.use.bury(t.Context(), c, []hostlink.Tombstone{old})
 	if len(r.host.inventory().Tombstones) != 0 {
 		t.Error("a tombstone of a create that was undone stays for ever")
@@ -197,9 +196,7 @@ func TestReleaseAllDoesNotQueueBehindASlowHost(t *testing.T) {
 	for range 3 {
 		r.create()
 	}
-	r.host.mu.Lock()
-	r.host.slowEnd = 300 * time.Millisecond
-	r.host.mu.Unlock()
+	r.host.with(func() { r.host.slowEnd = 300 * time.Millisecond })
 	begin := time.Now()
 	views, err := r.use.ReleaseAll(t.Context(), r.caller)
 	if took := time.Since(begin); err != nil || len(views) != 3 || took > 800*time.Millisecond {
@@ -213,7 +210,7 @@ func TestRunEndsWithItsFollowers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = r.use.Run(ctx) }()
-	until(t, "the gateway watches", func() bool { r.host.mu.Lock(); defer r.host.mu.Unlock(); return len(r.host.watchers) > 0 })
+	until(t, "the gateway watches", r.host.watched)
 	cancel()
 	<-done
 	r.host.server.CloseClientConnections()
@@ -226,10 +223,16 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 	r := newRig(t)
 	r.use.cfg.HostLostAfter = 2 * time.Second
 	s := r.create()
-	var asked []string
-	r.host.events = func(w http.ResponseWriter, req *http.Request) {
-		asked = append(asked, req.FormValue("after"))
-		switch len(asked) {
+	var mu sync.Mutex
+	var asked []string // guarded by mu
+	ask := func(after string) int {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, after)
+		return len(asked)
+	}
+	r.setEvents(r.host, func(w http.ResponseWriter, req *http.Request) {
+		switch ask(req.FormValue("after")) {
 		case 1:
 			fmt.Fprintln(w, `{"seq":5,"type":"exec"}`)
 			w.(http.Flusher).Flush()
@@ -239,7 +242,7 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 		case 3:
 			fmt.Fprintln(w, `{"seq":6,"type":"lifecycle"}`)
 		}
-	}
+	})
 	after := uint64(4)
 	events, err := r.use.FollowEvents(t.Context(), r.caller, s.ID, &after, nil)
 	if err != nil {
@@ -252,10 +255,12 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 		}
 		got = append(got, e.Seq)
 	}
+	mu.Lock()
+	defer mu.Unlock()
 	if !slices.Equal(got, []uint64{5, 6}) || !slices.Equal(asked, []string{"4", "5", "5"}) {
 		t.Errorf("events %v, asked after %v", got, asked)
 	}
-	r.host.events = func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	r.setEvents(r.host, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	for _, err := range events {
 		if err == nil {
 			t.Error("an event of a host that is lost")
