@@ -46,6 +46,10 @@ type Kept interface {
 	Machine
 	// TemplateHash is that of the template's content which the machine goes back to.
 	TemplateHash() string
+	// Restorable says why no host like this one could restore a capture of the
+	// machine, nil where one could: it was started by another build of the machine
+	// monitor, say, and has outlived it.
+	Restorable() error
 	// AddLayer puts a new disk layer on top while the machine runs, so that all
 	// layers below stand still and can be shipped before the stop.
 	AddLayer(ctx context.Context) error

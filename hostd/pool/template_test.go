@@ -76,6 +76,7 @@ func (k *keeper) Start(ctx context.Context, spec machine.Spec, persist func(mach
 
 type kept struct{ *keeper }
 
+func (kept) Restorable() error                                { return nil }
 func (kept) TemplateHash() string                             { return "" }
 func (kept) AddLayer(context.Context) error                   { return nil }
 func (kept) Freeze(context.Context) error                     { return nil }

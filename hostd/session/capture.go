@@ -143,6 +143,10 @@ func (s *live) capture(o hostlink.Capture, reply chan answer) {
 	case s.phase != running:
 		reply <- answer{err: apierr.New(apierr.OperationInProgress, "session %s is in another operation on its host", s.id).After(time.Second)}
 	default:
+		if err := s.choose(&o); err != nil {
+			reply <- answer{err: err}
+			return
+		}
 		if err := s.stop(o); err != nil {
 			reply <- answer{err: err}
 			return
@@ -150,6 +154,26 @@ func (s *live) capture(o hostlink.Capture, reply chan answer) {
 		s.waiting = []chan answer{reply}
 		s.begin(func(ctx context.Context) outcome { return s.captureNow(ctx, o) })
 	}
+}
+
+// choose makes an order for a memory one without where no host could go on with
+// it: the machine has outlived the monitor that it was started by, say. What only
+// a memory would carry over must not be lost by that.
+func (s *live) choose(o *hostlink.Capture) error {
+	k := s.kept()
+	if k == nil || o.Portable {
+		return nil
+	}
+	why := k.Restorable()
+	if why == nil {
+		return nil
+	}
+	if s.rec.Setup == session.SetupRunning {
+		return apierr.New(apierr.OperationInProgress, "the session's machine can only go on without its memory, and setup, which is still running, would be cut; try again when it is done").After(time.Second)
+	}
+	s.log.Warn("captured without its memory", "op", o.OpID, "error", why)
+	o.Portable = true
+	return nil
 }
 
 // stop makes a running session the source of an operation.

@@ -44,6 +44,7 @@ type fakeGuest struct {
 	frozen bool   // the agent has frozen the customer's processes
 	fresh  bool   // a portable state went in
 	layers int
+	old    bool // of a monitor that is no more: nothing could restore its memory
 }
 
 func newFakeGuest(id string, kind session.Kind) *fakeGuest {
@@ -271,7 +272,15 @@ func (k keptGuest) Freeze(context.Context) error {
 }
 func (k keptGuest) Thaw(context.Context) error { return k.change("thaw", func() { k.still = false }) }
 func (k keptGuest) TemplateHash() string       { return "template" }
-func (k keptGuest) Frozen() bool               { k.mu.Lock(); defer k.mu.Unlock(); return k.still }
+func (k keptGuest) Restorable() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.old {
+		return errors.New("started by another monitor")
+	}
+	return nil
+}
+func (k keptGuest) Frozen() bool { k.mu.Lock(); defer k.mu.Unlock(); return k.still }
 func (k keptGuest) Capture(context.Context) (machine.Capture, error) {
 	var c *fakeCapture
 	err := k.change("capture", func() { c = &fakeCapture{state: k.state} })

@@ -3,11 +3,13 @@ package session
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/berth-dev/berth/shared/apierr"
+	"github.com/berth-dev/berth/shared/event"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
 )
@@ -101,4 +103,59 @@ func TestWaitingCloneOfAnOlderTemplateIsEnded(t *testing.T) {
 			w.end()
 		})
 	}
+}
+
+// A machine that has outlived the monitor that it was started by is paused and
+// moved all the same, without its memory, and both hosts say so.
+func TestMachineThatNothingCouldRestoreGoesWithoutItsMemory(t *testing.T) {
+	for _, sc := range scenarios[:3] {
+		t.Run(sc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				all, o := prepare(t, sc.kind, sc.to, true, false, false)
+				a := all[0]
+				a.alive()[0].set(func(f *fakeGuest) { f.old = true })
+				if of, err := a.host.TemplateOf("s"); err != nil || of.Template != "" {
+					t.Errorf("template %q, %v: nobody can use it", of.Template, err)
+				}
+				o.run(t)
+				if !o.committed || o.snapshot.Memory {
+					t.Errorf("committed %v with %+v", o.committed, o.snapshot)
+				}
+				o.settle(t, all)
+				o.check(t, all)
+				at := o.to
+				if at == nil {
+					at = a
+				}
+				events := at.events.all("s")
+				for n, e := range events { // the last that is not of the check
+					if e.Type == event.Lifecycle && n > 0 && !strings.Contains(string(e.Data), `"memory":false`) {
+						t.Errorf("the event says %s", e.Data)
+					}
+				}
+				for _, w := range all {
+					w.end()
+				}
+			})
+		})
+	}
+}
+
+// Setup that still runs would be cut by that, and nothing asked for it.
+func TestNoMemoryLostWhileSetupRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := worlds(t, true, "a")[0]
+		order := order1("s", session.Shell, time.Hour)
+		order.Setup = []string{"sleep 1000"}
+		if _, _, err := w.host.Acquire(t.Context(), order); err != nil {
+			t.Fatal(err)
+		}
+		f := w.alive()[0]
+		f.set(func(f *fakeGuest) { f.old = true })
+		o := &operation{id: "op", kind: session.Pause, from: w, epoch: 1}
+		if err := o.capture(); !apierr.Is(err, apierr.OperationInProgress) || f.frozen {
+			t.Errorf("frozen %v, %v", f.frozen, err)
+		}
+		w.end()
+	})
 }
