@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 func config(home string) Config {
-	return Config{Name: "gw-1", Home: home, Addr: "127.0.0.1:0", Log: quiet(), election: 50 * time.Millisecond}
+	return Config{Name: "gw-1", Home: home, Addr: "127.0.0.1:0", Log: quiet(), Election: 50 * time.Millisecond}
 }
 
 // open starts a record that leads, with a project "p" of plan "Wide".
@@ -87,7 +87,7 @@ func TestARestartKeepsTheRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	again, err := Open(Config{Name: "another-name", Home: home, Addr: "127.0.0.1:0", Log: quiet(), election: 50 * time.Millisecond})
+	again, err := Open(Config{Name: "another-name", Home: home, Addr: "127.0.0.1:0", Log: quiet(), Election: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestErrorsComeBackTyped(t *testing.T) {
 
 func TestWithoutALeaderNothingIsPromised(t *testing.T) {
 	ctx := context.Background()
-	r, err := Open(Config{Name: "gw-1", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: quiet(), election: time.Hour})
+	r, err := Open(Config{Name: "gw-1", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: quiet(), Election: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,16 +46,9 @@ func (s *Service) place(ctx context.Context, caller accounts.Caller, req CreateR
 	if err != nil {
 		return found, false, err
 	}
-	others := s.creating.enter(caller.ProjectID)
-	defer s.creating.leave(caller.ProjectID)
 	for _, host := range hosts {
-		draft := s.draft(caller, req, host)
-		// Where the record may well refuse, it speaks before a machine is taken:
-		// creates over the limit must not use the warm machines up.
-		sure := req.IdempotencyKey == "" && s.record.Leader() &&
-			s.record.View().Counted(caller.ProjectID)+others < caller.Plan.ConcurrentSessions
 		var next bool
-		found, existing, next, err = s.attempt(ctx, draft, req, sure)
+		found, existing, next, err = s.attempt(ctx, caller, s.draft(caller, req, host), req)
 		if !next || ctx.Err() != nil {
 			break
 		}
@@ -76,11 +70,17 @@ func (s *Service) draft(caller accounts.Caller, req CreateRequest, host placemen
 }
 
 // attempt commits the session and acquires its machine; side by side when the
-// record is sure to agree, so that the latency is the larger of the two.
-// Whatever fails, nothing is left: the machine is given back and the record
+// record is sure to agree, so that the latency is the larger of the two. Where
+// it may well refuse, it speaks before a machine is taken: creates over the
+// limit must not use the warm machines up. Whatever fails, nothing is left: the machine is given back and the record
 // forgets what nobody was told of. next says that another host may do better;
 // when the record is what failed, none does.
-func (s *Service) attempt(ctx context.Context, draft session.Session, req CreateRequest, sure bool) (found session.Session, existing, next bool, err error) {
+func (s *Service) attempt(ctx context.Context, caller accounts.Caller, draft session.Session, req CreateRequest) (found session.Session, existing, next bool, err error) {
+	fits, decided, err := s.turn(ctx, caller)
+	if err != nil {
+		return found, false, false, fmt.Errorf("create: %w", err)
+	}
+	sure := fits && req.IdempotencyKey == "" && s.record.Leader()
 	order := hostlink.Acquire{SessionID: draft.ID, ProjectID: draft.ProjectID, Epoch: draft.Epoch, Kind: draft.Kind,
 		Viewport: draft.Viewport, Setup: req.Setup, Settings: settings(draft)}
 	acquired := make(chan error, 1)
@@ -94,6 +94,7 @@ func (s *Service) attempt(ctx context.Context, draft session.Session, req Create
 		go acquire()
 	}
 	found, existing, err = s.record.CreateSession(ctx, draft, req.IdempotencyKey)
+	decided()
 	switch {
 	case err != nil && sure:
 		cancel(err)
@@ -117,6 +118,25 @@ func (s *Service) attempt(ctx context.Context, draft session.Session, req Create
 		return found, false, next, fmt.Errorf("create: %w", causeOf(ctx, err))
 	}
 	return found, false, false, nil
+}
+
+// turn is when a create may ask the record. One that fits into its project's
+// limit beside all that came before asks at once; one that does not asks after
+// those that do, or it would take the place of one that has a machine already.
+// decided has to be called when the record has answered.
+func (s *Service) turn(ctx context.Context, caller accounts.Caller) (fits bool, decided func(), err error) {
+	fits, before, decided := s.creating.enter(caller.ProjectID, func(others int) bool {
+		return s.record.View().Counted(caller.ProjectID)+others < caller.Plan.ConcurrentSessions
+	})
+	for _, other := range before {
+		select {
+		case <-other:
+		case <-ctx.Done():
+			decided()
+			return false, nil, context.Cause(ctx)
+		}
+	}
+	return fits, decided, nil
 }
 
 // causeOf prefers why the context ended over what that broke.
@@ -178,27 +198,43 @@ func (f *flights) begin(ctx context.Context, key string) (finish func(), err err
 	}
 }
 
-// tally counts the creates under way of each project.
+// tally keeps the creates of each project that the record has not decided yet.
 type tally struct {
 	mu  sync.Mutex
-	now map[string]int // guarded by mu
+	now map[string][]undecided // guarded by mu
 }
 
-// enter counts one more and says how many there were.
-func (t *tally) enter(project string) (others int) {
+// undecided is one such create.
+type undecided struct {
+	fits bool          // into the limit, beside all that came before
+	done chan struct{} // closed when it is decided
+}
+
+// enter notes one more, until decided is called. fits is asked whether it fits
+// beside others; one that does not has to wait for those before it that do.
+func (t *tally) enter(project string, fits func(others int) bool) (ok bool, before []chan struct{}, decided func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.now == nil {
-		t.now = map[string]int{}
+	others := t.now[project]
+	mine := undecided{fits(len(others)), make(chan struct{})}
+	for _, other := range others {
+		if other.fits && !mine.fits {
+			before = append(before, other.done)
+		}
 	}
-	t.now[project]++
-	return t.now[project] - 1
+	if t.now == nil {
+		t.now = map[string][]undecided{}
+	}
+	t.now[project] = append(others, mine)
+	return mine.fits, before, func() { t.leave(project, mine) }
 }
 
-func (t *tally) leave(project string) {
+func (t *tally) leave(project string, mine undecided) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.now[project]--; t.now[project] == 0 {
+	close(mine.done)
+	t.now[project] = slices.DeleteFunc(t.now[project], func(u undecided) bool { return u.done == mine.done })
+	if len(t.now[project]) == 0 {
 		delete(t.now, project)
 	}
 }

@@ -376,7 +376,7 @@ type rig struct {
 }
 
 func newRig(t *testing.T) *rig {
-	record, err := placement.Open(placement.Config{Name: "g", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
+	record, err := placement.Open(placement.Config{Name: "g", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Election: 20 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
