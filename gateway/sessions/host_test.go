@@ -33,7 +33,8 @@ type fakeHost struct {
 	tombs    map[string]hostlink.Tombstone // not yet acknowledged
 	settings map[string]hostlink.Settings
 	acquires int
-	slowEnd  time.Duration                 // how long each end takes
+	down     bool                          // answers nobody
+	atEnd    func()                        // called for each end, before it; nil: nothing
 	refuse   error                         // of Acquire
 	hold     chan struct{}                 // Acquire waits for it
 	watchers map[chan hostlink.Notice]bool // each with room
@@ -61,7 +62,13 @@ func newFakeHost(t *testing.T, name string) *fakeHost {
 	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", h.streamEvents)
 	mux.HandleFunc("GET /v1/watch", h.watch)
 	h.serveOperations(mux)
-	h.server = httptest.NewServer(mux)
+	h.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var down bool
+		if h.with(func() { down = h.down }); down {
+			panic(http.ErrAbortHandler)
+		}
+		mux.ServeHTTP(w, r)
+	}))
 	t.Cleanup(func() {
 		h.server.CloseClientConnections()
 		h.server.Close()
@@ -153,10 +160,10 @@ func (h *fakeHost) patch(w http.ResponseWriter, r *http.Request) {
 
 func (h *fakeHost) end(w http.ResponseWriter, r *http.Request) {
 	epoch, _ := strconv.ParseUint(r.FormValue("epoch"), 10, 64)
-	h.mu.Lock()
-	slow := h.slowEnd
-	h.mu.Unlock()
-	time.Sleep(slow) // a slow host
+	var atEnd func()
+	if h.with(func() { atEnd = h.atEnd }); atEnd != nil {
+		atEnd()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := hostlink.Tombstone{SessionID: r.PathValue("id"), Epoch: epoch, EndedAt: time.Now().UTC(), Reason: session.EndReason(r.FormValue("reason"))}
@@ -223,6 +230,13 @@ func (h *fakeHost) acquired() (n int)    { h.with(func() { n = h.acquires }); re
 func (h *fakeHost) watched() (some bool) { h.with(func() { some = len(h.watchers) > 0 }); return some }
 func (h *fakeHost) refuseWith(err error) { h.with(func() { h.refuse = err }) }
 func (h *fakeHost) setFull()             { h.with(func() { h.full = true }) }
+
+// breakDown lets the host answer nobody from now on. It keeps its port, for
+// another test's host might get it.
+func (h *fakeHost) breakDown() {
+	h.with(func() { h.down = true })
+	h.server.CloseClientConnections()
+}
 
 // told gives the settings that the host was told last.
 func (h *fakeHost) told(id string) (s hostlink.Settings) {
@@ -381,7 +395,7 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { record.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := errors.Join(record.WaitLeader(ctx), record.SetPlans(ctx, accounts.DefaultPlans())); err != nil {
 		t.Fatal(err)
@@ -396,7 +410,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{t: t, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
 		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, region: map[string]string{}, changed: make(chan struct{}), secret: trust.New(), forgot: map[string]int{}}}
 	r.use = New(Config{PublicURL: "https://berth.example.com", Sizes: session.DefaultSizes, Prices: session.DefaultPrices,
-		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour, Name: "g", OperationDeadline: 10 * time.Second}, record, r.hosts, slog.New(slog.DiscardHandler))
+		CreateDeadline: time.Minute, HostLostAfter: time.Hour, Name: "g", OperationDeadline: time.Minute}, record, r.hosts, slog.New(slog.DiscardHandler))
 	return r
 }
 
@@ -424,7 +438,7 @@ func (r *rig) run() {
 // until waits for a condition of the world.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !ok(); {
+	for deadline := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("never happened: %s", what)
 		}

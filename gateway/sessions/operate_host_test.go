@@ -222,7 +222,8 @@ func (w *world) kept() (hosts []string) {
 	return hosts
 }
 
-// twoHosts is a rig with hosts h1 and h2 of one CPU class, in a hurry.
+// twoHosts is a rig with hosts h1 and h2 of one CPU class. It looks at them often
+// and gives up one that is away soon, but waits with patience for one that works.
 func twoHosts(t *testing.T) *rig {
 	r := newRig(t)
 	w := &world{hosts: []*fakeHost{r.host, newFakeHost(t, "h2")}}
@@ -233,8 +234,7 @@ func twoHosts(t *testing.T) *rig {
 	}
 	r.hosts.setPrefer("h1")
 	r.world = w
-	r.use.pace = hasty
-	r.use.cfg.OperationDeadline = 2 * time.Second
+	r.use.pace = brisk
 	t.Cleanup(func() {
 		r.use.after.wait(time.Minute)
 		w.mu.Lock()
@@ -246,7 +246,10 @@ func twoHosts(t *testing.T) *rig {
 	return r
 }
 
-var hasty = pace{look: 20 * time.Millisecond, reconcile: 40 * time.Millisecond, host: 150 * time.Millisecond, tell: 300 * time.Millisecond}
+var (
+	brisk = pace{look: 20 * time.Millisecond, reconcile: 40 * time.Millisecond, host: 150 * time.Millisecond, tell: time.Minute}
+	hasty = pace{look: brisk.look, reconcile: brisk.reconcile, host: brisk.host, tell: 300 * time.Millisecond} // hosts hang
+)
 
 func (r *rig) second() *fakeHost { return r.hosts.fake("h2") }
 

@@ -15,6 +15,7 @@ import (
 func TestOperationsAtOnce(t *testing.T) {
 	t.Parallel()
 	r := twoHosts(t)
+	r.use.pace = hasty
 	r.use.cfg.OperationDeadline = 500 * time.Millisecond
 	seed := rand.Uint64()
 	t.Log("seed", seed)
@@ -41,6 +42,8 @@ func TestOperationsAtOnce(t *testing.T) {
 			t.Errorf("%s: %s", id, s.Error)
 		}
 	}
+	r.use.after.wait(time.Minute)
+	r.use.cfg.OperationDeadline = time.Minute
 	if _, err := r.use.Release(t.Context(), r.caller, ids[0]); err != nil {
 		t.Error(err)
 	}

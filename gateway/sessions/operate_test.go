@@ -204,7 +204,7 @@ func TestResumeElsewhere(t *testing.T) {
 		"holder away, in the blob store":        {true, func(r *rig) { r.hosts.setAway("h1", true) }, "h2", ""},
 		"another class takes no memory":         {true, func(r *rig) { r.hosts.setClass("h2", "x"); r.hosts.setAway("h1", true) }, "", apierr.NoCapacity},
 		"nobody has room":                       {false, func(r *rig) { r.host.setFull(); r.second().setFull() }, "", apierr.NoCapacity},
-		"a holder that cannot be asked is next": {true, func(r *rig) { r.host.server.Close() }, "h2", ""},
+		"a holder that cannot be asked is next": {true, func(r *rig) { r.host.breakDown() }, "h2", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -61,7 +61,7 @@ func TestNothingStaysOfAFailedCreate(t *testing.T) {
 		{"timeout of the plan", nil, func(c *CreateRequest) { c.Timeout = 901 }, apierr.PlanLimit},
 		{"host full", func(r *rig) { r.host.refuseWith(apierr.New(apierr.NoCapacity, "full")) }, nil, apierr.NoCapacity},
 		{"host full, with a key", func(r *rig) { r.host.refuseWith(apierr.New(apierr.NoCapacity, "full")) }, func(c *CreateRequest) { c.IdempotencyKey = "k" }, apierr.NoCapacity},
-		{"host broken", func(r *rig) { r.host.server.Close() }, nil, apierr.Unavailable},
+		{"host broken", func(r *rig) { r.host.breakDown() }, nil, apierr.Unavailable},
 		{"no host", func(r *rig) { r.hosts.setAway("h1", true) }, nil, apierr.NoCapacity},
 		{"unknown region", nil, func(c *CreateRequest) { c.Region, c.StrictRegion = "moon", true }, apierr.InvalidRequest},
 	}

@@ -145,7 +145,7 @@ func TestNoSessionOutlivesItsTimeoutOnAHostThatHangs(t *testing.T) {
 	if _, _, err := r.record.CreateSession(t.Context(), s, ""); err != nil {
 		t.Fatal(err)
 	}
-	r.host.server.Close()
+	r.host.breakDown()
 	r.run()
 	until(t, "the session times out", func() bool { return r.status("over") == session.Completed })
 	if s, _ := r.record.View().Session("over"); s.EndReason != session.TimedOut || !s.EndedAt.Equal(s.ExpiresAt) {
@@ -196,11 +196,20 @@ func TestReleaseAllDoesNotQueueBehindASlowHost(t *testing.T) {
 	for range 3 {
 		r.create()
 	}
-	r.host.with(func() { r.host.slowEnd = 300 * time.Millisecond })
-	begin := time.Now()
-	views, err := r.use.ReleaseAll(t.Context(), r.caller)
-	if took := time.Since(begin); err != nil || len(views) != 3 || took > 800*time.Millisecond {
-		t.Errorf("%d released in %s, %v", len(views), took, err)
+	begun, goOn := make(chan struct{}, 3), make(chan struct{})
+	r.host.with(func() { r.host.atEnd = func() { begun <- struct{}{}; <-goOn } })
+	released := make(chan int)
+	go func() {
+		views, err := r.use.ReleaseAll(t.Context(), r.caller)
+		if err != nil {
+			t.Error(err)
+		}
+		released <- len(views)
+	}()
+	until(t, "the host ends all three at once", func() bool { return len(begun) == 3 })
+	close(goOn)
+	if n := <-released; n != 3 {
+		t.Errorf("%d released", n)
 	}
 }
 
@@ -214,14 +223,22 @@ func TestRunEndsWithItsFollowers(t *testing.T) {
 	cancel()
 	<-done
 	r.host.server.CloseClientConnections()
-	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("net/http.(*conn).serve"))
+	var left error
+	defer func() {
+		if left != nil {
+			t.Error(left)
+		}
+	}()
+	until(t, "nobody is left", func() bool {
+		left = goleak.Find(before, goleak.IgnoreAnyFunction("net/http.(*conn).serve"))
+		return left == nil
+	})
 }
 
 // A stream of events goes on after a break with the event that follows.
 func TestEventStreamOutlivesItsHostd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.use.cfg.HostLostAfter = 2 * time.Second
 	s := r.create()
 	var mu sync.Mutex
 	var asked []string // guarded by mu
@@ -260,6 +277,7 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 	if !slices.Equal(got, []uint64{5, 6}) || !slices.Equal(asked, []string{"4", "5", "5"}) {
 		t.Errorf("events %v, asked after %v", got, asked)
 	}
+	r.use.cfg.HostLostAfter = 600 * time.Millisecond
 	r.setEvents(r.host, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	for _, err := range events {
 		if err == nil {
