@@ -22,7 +22,8 @@ type Snapshots interface {
 	Write(ctx context.Context, sessionID string, o hostlink.Capture, c machine.Capture) (session.Snapshot, error)
 	// WritePortable stores an agent's export, as Write does.
 	WritePortable(ctx context.Context, sessionID string, o hostlink.Capture, state io.Reader) (session.Snapshot, error)
-	// Load opens a memory capture, on this host or in the blob store.
+	// Load opens a memory capture, on this host or in the blob store. Its parts may
+	// be read at once.
 	Load(ctx context.Context, sessionID, id string, key []byte) (machine.Capture, error)
 	// LoadPortable opens an agent's export, as Load does.
 	LoadPortable(ctx context.Context, sessionID, id string, key []byte) (io.ReadCloser, error)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -294,5 +295,10 @@ type fakeCapture struct {
 }
 
 func (*fakeCapture) Close() error { return nil }
+
+// Pages has none: what a memory holds is in state.
+func (*fakeCapture) Pages() iter.Seq2[machine.Page, error] {
+	return func(func(machine.Page, error) bool) {}
+}
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

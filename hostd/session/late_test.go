@@ -159,3 +159,28 @@ func TestNoMemoryLostWhileSetupRuns(t *testing.T) {
 		w.end()
 	})
 }
+
+// A machine that says it is another session's never runs a customer's process:
+// it is asked before.
+func TestNoStrangerGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Resume, "b", true, false, false)
+		if err := o.restore(); err != nil {
+			t.Fatal(err)
+		}
+		b := all[1]
+		f := b.alive()[0]
+		f.set(func(f *fakeGuest) { f.started.SessionID = "another" })
+		if err := b.host.Verdict(t.Context(), "s", hostlink.Verdict{OpID: "op", Committed: true}); !apierr.Is(err, apierr.SessionNotRunning) {
+			t.Error(err)
+		}
+		f.set(func(f *fakeGuest) {
+			if !f.frozen {
+				t.Error("its customer's processes ran")
+			}
+		})
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
