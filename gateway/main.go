@@ -88,7 +88,7 @@ func (g *gateway) open(ctx context.Context) (err error) {
 	}
 	g.hosts = hosts.New(g.members, g.secret, places{g.record})
 	g.use = sessions.New(sessions.Config{PublicURL: c.PublicURL, Sizes: c.Sizes, Prices: g.tariff.Prices.Prices,
-		CreateDeadline: c.CreateDeadline, HostLostAfter: c.HostLostAfter,
+		CreateDeadline: c.CreateDeadline, HostLostAfter: c.HostLostAfter, PausedLostAfter: c.PausedLostAfter,
 		Name: c.Name, OperationDeadline: c.OperationDeadline, PauseDurable: c.PauseDurable}, g.record, g.hosts, g.log)
 	who := directory{g.record, g.hosts}
 	g.api, err = api.New(api.Config{Service: g.use, Accounts: who, Admin: who, Ready: g.ready, Log: g.log})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -336,5 +337,33 @@ func TestStrictRegionOutlivesAPause(t *testing.T) {
 		if v.Session.Host != want {
 			t.Errorf("strict %v: resumed at %q, %v", strict, v.Session.Host, err)
 		}
+	}
+}
+
+// A paused session's snapshot comes back with its host: it waits for that far
+// longer than a running one, and a resume says meanwhile whom for.
+func TestPausedSessionWaitsForItsHost(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	r.use.cfg.HostLostAfter, r.use.cfg.PausedLostAfter = 2*time.Minute, 24*time.Hour
+	r.paused("asleep", time.Minute, false)
+	awake := r.create()
+	seen := time.Now()
+	away := map[string]*watched{"h1": {seen: seen}}
+	r.hosts.setAway("h1", true)
+	r.use.giveUp(t.Context(), away, seen.Add(24*time.Hour-time.Second))
+	if s := r.session(awake.ID); s.Host != "h1" || s.Status != session.Error {
+		t.Errorf("the running session is %s on %s", s.Status, s.Host)
+	}
+	if s := r.session("asleep"); s.Status != session.Paused {
+		t.Fatalf("the paused session is %s", s.Status)
+	}
+	_, err := r.use.Resume(t.Context(), r.caller, "asleep")
+	if !apierr.Is(err, apierr.Unavailable) || !strings.Contains(err.Error(), `"h1"`) {
+		t.Errorf("resumed without its host: %v", err)
+	}
+	r.use.giveUp(t.Context(), away, seen.Add(24*time.Hour))
+	if s := r.session("asleep"); s.Status != session.Error || s.Error == "" {
+		t.Errorf("after a day the paused session is %s", s.Status)
 	}
 }

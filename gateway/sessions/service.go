@@ -38,7 +38,10 @@ type Config struct {
 	Sizes          session.Sizes
 	Prices         session.Prices
 	CreateDeadline time.Duration // a create without a machine by then fails
-	HostLostAfter  time.Duration // a host silent for longer has lost its sessions
+	HostLostAfter  time.Duration // a host silent for longer has lost its running sessions
+	// PausedLostAfter is the same for paused ones that only the host has; never
+	// before HostLostAfter.
+	PausedLostAfter time.Duration
 
 	Name              string        // this gateway's: what an earlier run of it left open is aborted
 	OperationDeadline time.Duration // a pause, resume or move that is not done by then is undone
