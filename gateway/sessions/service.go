@@ -59,6 +59,8 @@ type Service struct {
 
 	run      string             // names this run of the gateway in operations
 	resuming singleflight.Group // by session
+	telling  telling            // verdicts that hosts are found to wait for
+	verdicts singleflight.Group // by host and verdict: those on their way
 	after    tasks              // work that goes on behind answers
 	pace     pace
 	onStep   func(string) error // tests: where the gateway dies
