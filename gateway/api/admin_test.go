@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/berth-dev/berth/gateway/placement"
 	"github.com/berth-dev/berth/shared/apierr"
@@ -53,7 +52,7 @@ func TestAdmin(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- srv.ServeAdmin(ln) }()
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := srv.Shutdown(ctx); err != nil {
 			t.Error(err)
