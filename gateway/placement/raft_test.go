@@ -47,7 +47,7 @@ func open(t testing.TB, home string) *Record {
 
 func ready(t testing.TB, r *Record) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := r.WaitLeader(ctx); err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestARestartKeepsTheRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	wait, cancel := context.WithTimeout(ctx, 20*time.Second)
+	wait, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := again.WaitLeader(wait); err != nil {
 		t.Fatal("under another name it does not find itself in the membership: ", err)
@@ -129,7 +129,7 @@ func TestASnapshotAndTheLogAfterItMakeTheRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	wait, cancel := context.WithTimeout(ctx, 20*time.Second)
+	wait, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := again.WaitLeader(wait); err != nil {
 		t.Fatal(err)
