@@ -46,6 +46,9 @@ func TestDamagedManifestIsMovedAside(t *testing.T) {
 			}
 		}
 	}
+	if of, whole := s.Templates(); !whole || !slices.Equal(of, []string{m.template}) {
+		t.Errorf("templates %q, whole %v", of, whole)
+	}
 	if _, err := os.Stat(s.path(aside, "a")); err != nil {
 		t.Error(err)
 	}
@@ -65,6 +68,9 @@ func TestLaterManifestKeepsItsPacks(t *testing.T) {
 	damage(t, s.path(manifests, "a"), later)
 	s = reopen(t, s.dir, nil)
 	wantRefused(t, read(s, ref("a"), testKey), Version)
+	if _, whole := s.Templates(); whole {
+		t.Error("nobody knows which template it needs")
+	}
 	damage(t, s.path(manifests, "a"), later)
 	if err := loads(reopen(t, s.dir, nil), ref("a"), testKey, m); err != nil {
 		t.Error(err)

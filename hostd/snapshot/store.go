@@ -265,6 +265,24 @@ func (s *Store) List() []Info {
 	return all
 }
 
+// Templates names the templates that snapshots here go back to, by content hash;
+// whole is false where a snapshot cannot be read now that might be later.
+func (s *Store) Templates() (hashes []string, whole bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		if e.Template != "" {
+			hashes = append(hashes, e.Template)
+		}
+	}
+	for _, b := range s.broken {
+		if !b.aside {
+			return hashes, false
+		}
+	}
+	return hashes, true
+}
+
 func (e *entry) info() Info {
 	i := Info{ID: e.ID, SessionID: e.SessionID, Created: e.Created, Memory: e.Memory, Driver: e.Driver,
 		CPUClass: e.CPUClass, Template: e.Template, Pages: e.Pages, Bytes: e.Bytes, Durable: e.durable}
