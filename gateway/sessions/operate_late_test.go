@@ -367,3 +367,44 @@ func TestPausedSessionWaitsForItsHost(t *testing.T) {
 		t.Errorf("after a day the paused session is %s", s.Status)
 	}
 }
+
+// A resume that the host of the snapshot refuses leaves the session paused and
+// says so; another host may have the blob store's copy.
+func TestResumeOfADamagedSnapshot(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	damaged := apierr.New(apierr.Internal, "the session's snapshot cannot be restored: it is damaged")
+	r.setFault(r.host, func(step string) *fault {
+		if step == "restore" {
+			return &fault{refuse: damaged}
+		}
+		return nil
+	})
+	r.paused("only here", time.Minute, false)
+	_, err := r.use.Resume(t.Context(), r.caller, "only here")
+	if e := apierr.From(err); e.Code != apierr.Internal || e.Message != damaged.Message+"; the session stays paused" {
+		t.Errorf("%v", err)
+	}
+	if s := r.session("only here"); s.Status != session.Paused || s.Op != nil || s.Host != "h1" {
+		t.Errorf("%+v", s)
+	}
+	r.paused("durable", time.Minute, true)
+	if v, err := r.use.Resume(t.Context(), r.caller, "durable"); err != nil || v.Session.Host != "h2" {
+		t.Errorf("on %q, %v", v.Session.Host, err)
+	}
+	r.setFault(r.host, nil)
+	if v, err := r.use.Resume(t.Context(), r.caller, "only here"); err != nil || v.Session.Host != "h1" {
+		t.Errorf("mended: on %q, %v", v.Session.Host, err)
+	}
+}
+
+// One that is nowhere is no session that is nowhere.
+func TestResumeWithoutASnapshotIsNotUnknown(t *testing.T) {
+	t.Parallel()
+	r := twoHosts(t)
+	r.setFault(r.host, func(step string) *fault { return &fault{refuse: apierr.New(apierr.NotFound, "no such snapshot")} })
+	r.paused("s", time.Minute, false)
+	if _, err := r.use.Resume(t.Context(), r.caller, "s"); !apierr.Is(err, apierr.Internal) {
+		t.Error(err)
+	}
+}

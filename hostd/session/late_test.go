@@ -184,3 +184,45 @@ func TestNoStrangerGoesOn(t *testing.T) {
 		}
 	})
 }
+
+// A snapshot that its host gives damaged is refused: a move's source goes on, a
+// paused session stays one, and nothing is left at the target. Where the blob
+// store has it too, a resume elsewhere takes that one.
+func TestDamagedSnapshotIsRefused(t *testing.T) {
+	for _, sc := range []struct {
+		kind    session.OpKind
+		durable bool
+	}{{session.Move, false}, {session.Resume, false}, {session.Resume, true}} {
+		t.Run(fmt.Sprintf("%s, durable %v", sc.kind, sc.durable), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				all, o := prepare(t, sc.kind, "b", true, false, false)
+				a, b := all[0], all[1]
+				if sc.kind == session.Move {
+					if err := o.capture(); err != nil {
+						t.Fatal(err)
+					}
+					o.holder = a
+				}
+				a.snaps.bad = map[string]bool{o.snapshot.ID: true}
+				if o.snapshot.Durable = sc.durable; sc.durable { // as Load fetches it
+					b.snaps.blob = map[string]memSnapshot{o.snapshot.ID: a.snaps.all[o.snapshot.ID]}
+				}
+				err := o.restore()
+				if o.committed = err == nil; o.committed != sc.durable || err != nil && !apierr.Is(err, apierr.Internal) {
+					t.Errorf("restored: %v", err)
+				}
+				for _, w := range []*world{b, a} {
+					if w == b || o.from != nil {
+						o.tell(t, w)
+					}
+				}
+				o.settle(t, all)
+				a.snaps.bad = nil
+				o.check(t, all)
+				for _, w := range all {
+					w.end()
+				}
+			})
+		})
+	}
+}
