@@ -267,6 +267,8 @@ type fakeHosts struct {
 	changed chan struct{}
 	prefer  string // host with the most warm machines; empty: the longest name
 	forgot  map[string]int
+	dial    func(context.Context) (net.Conn, error)
+	trip    func(*http.Request) (*http.Response, error)
 }
 
 // warm is called with the lock held.
@@ -358,12 +360,31 @@ func (f *fakeHosts) End(ctx context.Context, host string, t hostlink.Tombstone) 
 	return c.End(ctx, t)
 }
 
-func (f *fakeHosts) DialAgent(context.Context, session.Session) (net.Conn, error) {
-	return nil, errors.New("no agents here")
+func (f *fakeHosts) DialAgent(ctx context.Context, _ session.Session) (net.Conn, error) {
+	f.mu.Lock()
+	dial := f.dial
+	f.mu.Unlock()
+	if dial == nil {
+		return nil, errors.New("no agents here")
+	}
+	return dial(ctx)
 }
 
-func (f *fakeHosts) RoundTrip(session.Session, *http.Request) (*http.Response, error) {
-	return nil, errors.New("no agents here")
+func (f *fakeHosts) RoundTrip(_ session.Session, req *http.Request) (*http.Response, error) {
+	f.mu.Lock()
+	trip := f.trip
+	f.mu.Unlock()
+	if trip == nil {
+		return nil, errors.New("no agents here")
+	}
+	return trip(req)
+}
+
+// setAgent says what becomes of streams and requests to agents.
+func (f *fakeHosts) setAgent(dial func(context.Context) (net.Conn, error), trip func(*http.Request) (*http.Response, error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dial, f.trip = dial, trip
 }
 
 func (f *fakeHosts) Forget(id string) {

@@ -187,23 +187,3 @@ func (s *Service) tellSettings(ctx context.Context, changed session.Session) err
 func settings(s session.Session) hostlink.Settings {
 	return hostlink.Settings{Version: s.SettingsVersion, KeepAlive: s.KeepAlive, ExpiresAt: s.ExpiresAt}
 }
-
-// DialAgent opens a stream to a session's agent; a paused session is resumed
-// first.
-func (s *Service) DialAgent(ctx context.Context, found session.Session) (net.Conn, error) {
-	found, err := s.Awake(ctx, found)
-	if err != nil {
-		return nil, err
-	}
-	return s.hosts.DialAgent(ctx, found)
-}
-
-// AgentRoundTrip sends a request to a session's agent; a paused session is
-// resumed first.
-func (s *Service) AgentRoundTrip(found session.Session, req *http.Request) (*http.Response, error) {
-	found, err := s.Awake(req.Context(), found)
-	if err != nil {
-		return nil, err
-	}
-	return s.hosts.RoundTrip(found, req)
-}
