@@ -59,6 +59,7 @@ func (c *capture) register(mux *http.ServeMux) {
 	mux.HandleFunc(agentlink.ControlFreeze, c.serveFreeze)
 	mux.HandleFunc(agentlink.ControlClock, serveClock)
 	mux.HandleFunc(agentlink.ControlThaw, c.serveThaw)
+	mux.HandleFunc(agentlink.ControlWhole, c.serveWhole)
 	mux.HandleFunc(agentlink.ControlExport, c.serveExport)
 	mux.HandleFunc(agentlink.ControlImport, c.serveImport)
 }
@@ -68,6 +69,9 @@ func (c *capture) register(mux *http.ServeMux) {
 func (c *capture) freeze(ctx context.Context, f agentlink.Freeze) error {
 	c.turn.Lock()
 	defer c.turn.Unlock()
+	if f.Template {
+		return c.strip(ctx)
+	}
 	if f.Portable && c.saved == nil && c.shells != nil {
 		still := c.freezer.Frozen(freeze.Customer)
 		if err := c.freezer.Shut(ctx, freeze.Customer); err != nil {
@@ -85,6 +89,25 @@ func (c *capture) freeze(ctx context.Context, f agentlink.Freeze) error {
 		return errors.Join(err, c.freezer.Thaw(freeze.Customer))
 	}
 	return nil
+}
+
+// strip makes the machine one that clones can be made of: what each would have
+// to end and make anew is not there, and nothing runs.
+func (c *capture) strip(ctx context.Context) error {
+	if c.machine.taken() {
+		return apierr.New(apierr.InvalidRequest, "template: this machine has a session already")
+	}
+	if c.shells != nil {
+		if err := c.shells.Restart(ctx, shell.Default); err != nil {
+			return err
+		}
+	}
+	if c.browser != nil {
+		if err := c.browser.Strip(ctx, true); err != nil {
+			return err
+		}
+	}
+	return c.freezer.Freeze(ctx, freeze.Customer)
 }
 
 // hold keeps the customer from running anything before a thaw.
@@ -105,13 +128,13 @@ func (c *capture) thaw(ctx context.Context, t agentlink.Thaw, asOf time.Time) er
 	if err := c.mend(t, asOf, c.log); err != nil {
 		return err
 	}
-	if err := c.freezer.Thaw(freeze.Browser); err != nil {
-		return err
-	}
 	if t.Fresh {
 		if err := c.renewAll(ctx); err != nil {
 			return err
 		}
+	}
+	if err := c.freezer.Thaw(freeze.Browser); err != nil {
+		return err
 	}
 	if c.browser != nil {
 		if err := c.browser.Open(ctx); err != nil { // pages of an import
@@ -133,24 +156,56 @@ func mend(t agentlink.Thaw, asOf time.Time, log *slog.Logger) error {
 }
 
 // renewAll makes a clone unlike its siblings. The kernel's randomness is fresh.
+// A page and a bash come later.
 func (c *capture) renewAll(ctx context.Context) error {
 	var lineage [16]byte
 	_, _ = rand.Read(lineage[:]) // never fails
 	c.renew(lineage)
-	if err := c.freezer.Thaw(freeze.Customer); err != nil { // nothing but our own bash
+	if err := c.identity(ctx); err != nil {
 		return err
 	}
-	errs := make([]error, 3)
-	var wg sync.WaitGroup
-	wg.Go(func() { errs[0] = c.identity(ctx) })
 	if c.browser != nil {
-		wg.Go(func() { errs[1] = c.browser.Renew(ctx) })
+		if err := c.browser.Renew(ctx); err != nil {
+			return err
+		}
 	}
 	if c.shells != nil {
-		wg.Go(func() { errs[2] = c.shells.Renew(ctx) })
+		if err := c.shells.Restart(ctx, shell.Default); err != nil {
+			return err
+		}
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	c.machine.work.Go(func() { c.later(c.machine.ctx) })
+	return nil
+}
+
+// laterAfter is when what a fresh thaw leaves for later is made, should nobody
+// have needed it before. Until then the processor is that of whoever asked for
+// the machine.
+const laterAfter = 3 * time.Second
+
+func (c *capture) later(ctx context.Context) {
+	if c.browser != nil {
+		select {
+		case <-time.After(laterAfter):
+		case <-ctx.Done():
+		}
+	}
+	if err := c.whole(ctx); err != nil && ctx.Err() == nil {
+		c.log.Error("a fresh machine does not become whole", "err", err)
+	}
+}
+
+// whole makes what a fresh thaw leaves for later: Chrome's page, a bash.
+func (c *capture) whole(ctx context.Context) error {
+	if c.browser != nil {
+		if err := c.browser.Page(ctx); err != nil {
+			return err
+		}
+	}
+	if c.shells != nil {
+		return c.shells.Warm(ctx)
+	}
+	return nil
 }
 
 // export writes the state of the frozen machine. Chrome answers first and then
@@ -293,6 +348,10 @@ func (c *capture) serveThaw(w http.ResponseWriter, r *http.Request) {
 		}
 		return c.thaw(r.Context(), t, asOf)
 	})
+}
+
+func (c *capture) serveWhole(w http.ResponseWriter, r *http.Request) {
+	serveOrder(w, r, func(struct{}) error { return c.whole(r.Context()) })
 }
 
 // serveClock tells the clock that a host compares its own with.

@@ -53,6 +53,9 @@ type Config struct {
 	Flags     []string // further flags, for tests
 	// Freezer makes Chrome stand still; nil: never.
 	Freezer *freeze.Freezer
+	// Calm is how old Chrome is when it has done all that it puts off at its
+	// start; 0: Strip does not wait for that.
+	Calm time.Duration
 
 	// Event reports what the customer should know (level "warn" or "error").
 	// It must not block.
@@ -65,6 +68,8 @@ type Endpoint struct {
 	Addr string // 127.0.0.1:port
 	Path string // /devtools/browser/<id>
 	Gone <-chan struct{}
+	// Page, unless nil, must have returned before anybody sees what is open.
+	Page func(ctx context.Context) error
 }
 
 // Browser is the supervisor. Safe for concurrent use.
@@ -190,7 +195,7 @@ func (b *Browser) fail(why string) {
 	b.mu.Unlock()
 }
 
-// Ready says whether a Chrome runs that answered CDP and shows its page.
+// Ready says whether a Chrome runs that answered CDP and has shown its page.
 func (b *Browser) Ready() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -218,7 +223,11 @@ func (b *Browser) Endpoint(ctx context.Context) (Endpoint, error) {
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("wait for chrome: %w", err)
 	}
-	return Endpoint{Addr: c.addr, Path: c.path, Gone: c.gone}, nil
+	e := Endpoint{Addr: c.addr, Path: c.path, Gone: c.gone}
+	if c.bare.Load() != nil {
+		e.Page = b.Page
+	}
+	return e, nil
 }
 
 // Await waits until a Chrome is usable, or fails once none can be brought up.
@@ -291,6 +300,7 @@ func GuestConfig() Config {
 		Home:      "/home/" + agentlink.UserName,
 		Downloads: agentlink.Downloads,
 		Proxy:     fmt.Sprintf("http://%s:%d", agentlink.SlotAddr, agentlink.EgressPort),
+		Calm:      70 * time.Second,
 		UID:       agentlink.UserUID,
 		GID:       agentlink.BrowserGID,
 		Groups:    []int{agentlink.UserGID},
