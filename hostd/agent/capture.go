@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -91,25 +90,6 @@ func (c *capture) freeze(ctx context.Context, f agentlink.Freeze) error {
 	return nil
 }
 
-// strip makes the machine one that clones can be made of: what each would have
-// to end and make anew is not there, and nothing runs.
-func (c *capture) strip(ctx context.Context) error {
-	if c.machine.taken() {
-		return apierr.New(apierr.InvalidRequest, "template: this machine has a session already")
-	}
-	if c.shells != nil {
-		if err := c.shells.Restart(ctx, shell.Default); err != nil {
-			return err
-		}
-	}
-	if c.browser != nil {
-		if err := c.browser.Strip(ctx, true); err != nil {
-			return err
-		}
-	}
-	return c.freezer.Freeze(ctx, freeze.Customer)
-}
-
 // hold keeps the customer from running anything before a thaw.
 func (c *capture) hold(ctx context.Context) error {
 	c.turn.Lock()
@@ -153,59 +133,6 @@ func (c *capture) thaw(ctx context.Context, t agentlink.Thaw, asOf time.Time) er
 // mend makes the machine's clock right and its kernel's randomness fresh.
 func mend(t agentlink.Thaw, asOf time.Time, log *slog.Logger) error {
 	return errors.Join(identity.SetClock(t.Now, asOf, log), identity.AddEntropy(t.Entropy))
-}
-
-// renewAll makes a clone unlike its siblings. The kernel's randomness is fresh.
-// A page and a bash come later.
-func (c *capture) renewAll(ctx context.Context) error {
-	var lineage [16]byte
-	_, _ = rand.Read(lineage[:]) // never fails
-	c.renew(lineage)
-	if err := c.identity(ctx); err != nil {
-		return err
-	}
-	if c.browser != nil {
-		if err := c.browser.Renew(ctx); err != nil {
-			return err
-		}
-	}
-	if c.shells != nil {
-		if err := c.shells.Restart(ctx, shell.Default); err != nil {
-			return err
-		}
-	}
-	c.machine.work.Go(func() { c.later(c.machine.ctx) })
-	return nil
-}
-
-// laterAfter is when what a fresh thaw leaves for later is made, should nobody
-// have needed it before. Until then the processor is that of whoever asked for
-// the machine.
-const laterAfter = 3 * time.Second
-
-func (c *capture) later(ctx context.Context) {
-	if c.browser != nil {
-		select {
-		case <-time.After(laterAfter):
-		case <-ctx.Done():
-		}
-	}
-	if err := c.whole(ctx); err != nil && ctx.Err() == nil {
-		c.log.Error("a fresh machine does not become whole", "err", err)
-	}
-}
-
-// whole makes what a fresh thaw leaves for later: Chrome's page, a bash.
-func (c *capture) whole(ctx context.Context) error {
-	if c.browser != nil {
-		if err := c.browser.Page(ctx); err != nil {
-			return err
-		}
-	}
-	if c.shells != nil {
-		return c.shells.Warm(ctx)
-	}
-	return nil
 }
 
 // export writes the state of the frozen machine. Chrome answers first and then

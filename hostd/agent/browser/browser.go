@@ -7,7 +7,7 @@
 //	                     ├── pages.go     a default context always has a page
 //	                     ├── viewport.go  windows as large as the session asked
 //	                     ├── state.go     what a portable capture takes, restore.go what it gives
-//	                     └── renew.go     nothing random in common with a clone
+//	                     └── renew.go     nothing random in common with a clone (processes.go)
 //
 // Clients never share the control connection: package cdp gives each its own.
 package browser
