@@ -31,9 +31,10 @@ import (
 var DefaultViewport = session.Viewport{Width: 1280, Height: 720}
 
 // Bounds of bringing Chrome up: a start takes about a second on an idle host,
-// and many when a pool refills under load.
+// many when a pool refills under load, and half a minute of processor time when
+// instructions are emulated, which a busy computer makes minutes.
 const (
-	startTimeout = 60 * time.Second
+	startTimeout = 3 * time.Minute
 	minBackoff   = 100 * time.Millisecond
 	maxBackoff   = 10 * time.Second
 	steadyAfter  = 30 * time.Second // a Chrome that lived this long starts the backoff anew
