@@ -26,7 +26,8 @@ type config struct {
 	Sizes             session.Sizes `help:"Machines by kind, vCPUs times GiB of memory: what billing counts. Give hostd the same." default:"browser=1x2,shell=1x1,both=1x3" env:"BERTH_SIZES" placeholder:"KIND=CxG,..."`
 	Tariff            string        `help:"JSON file with plans and prices; what it leaves out stays as shipped." env:"BERTH_TARIFF" placeholder:"FILE"`
 	CreateDeadline    time.Duration `help:"A create that has no machine by then fails with 503." default:"30s" env:"BERTH_CREATE_DEADLINE"`
-	HostLostAfter     time.Duration `help:"The sessions of a host that is silent for longer are given up." default:"2m" env:"BERTH_HOST_LOST_AFTER"`
+	HostLostAfter     time.Duration `help:"The running sessions of a host that is silent for longer are given up." default:"2m" env:"BERTH_HOST_LOST_AFTER"`
+	PausedLostAfter   time.Duration `help:"The paused sessions of a host that is silent for longer, and whose snapshots are not in the blob store, are given up; until then they wait for the host to come back." default:"24h" env:"BERTH_PAUSED_LOST_AFTER"`
 	OperationDeadline time.Duration `help:"A pause, resume or move that is not done by then is undone; the session stands still for no longer." default:"2m" env:"BERTH_OPERATION_DEADLINE"`
 	PauseDurable      bool          `help:"A pause answers only when its snapshot is in the blob store, so that no loss of a host can end a paused session." env:"BERTH_PAUSE_DURABLE"`
 	StopAfter         time.Duration `help:"When asked to stop, requests under way get this long." default:"10s" env:"BERTH_STOP_AFTER"`

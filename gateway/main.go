@@ -93,7 +93,7 @@ func (g *gateway) open(ctx context.Context) (err error) {
 	g.proxies = proxies.New(g.members, g.secret, g.record, g.log)
 	rates := accounts.Rates{Sizes: c.Sizes, Prices: g.tariff.Prices}
 	g.use = sessions.New(sessions.Config{PublicURL: c.PublicURL, Rates: rates, Proxyds: g.proxies,
-		CreateDeadline: c.CreateDeadline, HostLostAfter: c.HostLostAfter,
+		CreateDeadline: c.CreateDeadline, HostLostAfter: c.HostLostAfter, PausedLostAfter: c.PausedLostAfter,
 		Name: c.Name, OperationDeadline: c.OperationDeadline, PauseDurable: c.PauseDurable, Secret: g.secret}, g.record, g.hosts, g.log)
 	who := directory{record: g.record, hosts: g.hosts, proxies: g.proxies, rates: rates, log: g.log}
 	g.api, err = api.New(api.Config{Service: g.use, Accounts: who, Admin: operator{who}, Ready: g.ready, Log: g.log})

@@ -29,7 +29,7 @@ type hostConfig struct {
 	Driver        string       `help:"What runs machines: microvm (QEMU, hardware between machines), oci (runc, containers that share the kernel), or auto: microvm where it works, else oci." enum:"auto,oci,microvm" default:"auto" env:"BERTH_DRIVER" placeholder:"NAME"`
 	Accel         string       `help:"What runs the instructions of microVMs: kvm, tcg (emulation, for tests: many times slower), or auto: kvm, never tcg." enum:"auto,kvm,tcg" default:"auto" env:"BERTH_ACCEL" placeholder:"NAME"`
 	VMFiles       string       `name:"vm-files" help:"Folder with kernel, initrd and disk of microVMs, made by 'make image'." env:"BERTH_VM_FILES" placeholder:"DIR"`
-	TemplateCache string       `help:"Folder for the templates that microVMs start from. Default: templates below --home." env:"BERTH_TEMPLATE_CACHE" placeholder:"DIR"`
+	TemplateCache string       `help:"Folder, this hostd's alone, for the templates that microVMs start from; those of no more use are removed at the start. Default: templates below --home." env:"BERTH_TEMPLATE_CACHE" placeholder:"DIR"`
 	ImageBase     string       `help:"Folder with the guest image's root file system, made by 'make image'." env:"BERTH_IMAGE_BASE" placeholder:"DIR"`
 	AgentLayer    string       `help:"Folder laid over the guest image that holds usr/lib/berth/agent." env:"BERTH_AGENT_LAYER" placeholder:"DIR"`
 	Subnet        netip.Prefix `help:"Private network from which slots get their addresses, one each; no other hostd on this computer may have the same." default:"10.123.0.0/16" env:"BERTH_SLOT_SUBNET" placeholder:"CIDR"`

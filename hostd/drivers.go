@@ -12,6 +12,7 @@ import (
 	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/hostd/machine/microvm"
 	"github.com/berth-dev/berth/hostd/machine/oci"
+	"github.com/berth-dev/berth/shared/agentlink"
 )
 
 // The drivers that --driver names.
@@ -73,7 +74,7 @@ func (c hostConfig) open(name, accel string, log *slog.Logger) (machine.Driver, 
 	if cache == "" {
 		cache = filepath.Join(c.Home, "templates")
 	}
-	return microvm.New(microvm.Config{Home: home, Cache: cache, Boot: c.VMFiles, AgentLayer: c.AgentLayer, Accel: accel, Ready: ready, Log: log})
+	return microvm.New(microvm.Config{Home: home, Cache: cache, Boot: c.VMFiles, AgentLayer: c.AgentLayer, Accel: accel, Ready: ready, Settle: settle, Log: log})
 }
 
 // ready waits until all that a machine's kind has is up.
@@ -81,6 +82,13 @@ func ready(ctx context.Context, dial microvm.Dial) error {
 	a := control.New(dial)
 	defer a.Close()
 	return a.Ready(ctx)
+}
+
+// settle makes a machine fit to become a template.
+func settle(ctx context.Context, dial microvm.Dial) error {
+	a := control.New(dial)
+	defer a.Close()
+	return a.Freeze(ctx, agentlink.Freeze{Template: true})
 }
 
 // sweepOthers ends the machines of the drivers that this host ran before it was

@@ -182,7 +182,7 @@ func (h *host) openSessions(ctx context.Context) error {
 		Template: h.cfg.recipe(h.driver.Name()), Templates: h.tmpl, MakeSlot: makeSlot,
 		OpenSlot: func(ctx context.Context, s machine.Slot) (pool.Slot, error) { return slotOf(h.net.Adopt(ctx, s)) }}
 	h.pool = pool.New(pool.Config{Target: target, Minimum: minimum, Parallel: h.cfg.PoolParallel, Pace: h.cfg.PoolPace, Calm: h.cfg.PoolCalm,
-		MaxAge: h.cfg.PoolMaxAge, MaxTotal: h.cfg.MaxMachines}, boot.Boot, h.log)
+		MaxAge: h.cfg.PoolMaxAge, MaxTotal: h.cfg.MaxMachines, Finish: boot.Finish}, boot.Boot, h.log)
 	cfg := hostsession.Config{Name: h.cfg.Name, Pool: h.pool, Book: h.book, Events: h.logs, Snapshots: h.snaps,
 		Egress: newProxyds(h.members, h.cfg.Region, h.cfg.Name, h.secret.Proof(), h.log).way, Keeper: keeper, Rebuild: boot.Restore, Log: h.log,
 		Peers: func(addr string) hostsession.Peer { return hostlink.NewClient(addr, h.secret) }}
@@ -197,12 +197,35 @@ func (h *host) openSessions(ctx context.Context) error {
 	if err := h.set.Adopt(ctx, boot.Revive, boot.Current); err != nil {
 		return err
 	}
+	h.pruneTemplates(ctx, boot)
 	// Only now: slots of machines that live are open here, and the sweep leaves
 	// those alone.
 	if err := h.net.Sweep(ctx, func(int) bool { return false }); err != nil {
 		h.log.Warn("not every slot that an earlier hostd left could be removed", "error", err)
 	}
 	return nil
+}
+
+// pruneTemplates removes the templates that nothing here needs. With a blob store
+// they stay for as long as a session may be paused: this host may be asked to
+// resume one of a host that is lost, and templates come from hosts only.
+func (h *host) pruneTemplates(ctx context.Context, boot pool.Bootstrap) {
+	paused, all := h.snaps.Templates()
+	if !all {
+		h.log.Warn("no template is removed: a snapshot cannot be read, which may need it")
+		return
+	}
+	var rest time.Duration
+	if h.cfg.BlobURL != "" {
+		rest = session.PausedMax
+	}
+	removed, err := boot.PruneTemplates(ctx, paused, rest)
+	if err != nil {
+		h.log.Warn("not every template of no more use could be removed", "error", err)
+	}
+	if len(removed) > 0 {
+		h.log.Info("templates of no more use were removed", "templates", removed)
+	}
 }
 
 // cpuClass says which memories this host can go on with; empty for none.

@@ -132,6 +132,15 @@ func (s snapshots) load(ctx context.Context, sessionID, id string, key []byte) (
 	return l, explain(err)
 }
 
+// words say in a sentence why a snapshot is refused.
+var words = map[snapshot.Reason]string{
+	snapshot.Damaged:   "damaged",
+	snapshot.Truncated: "truncated",
+	snapshot.Version:   "of a format that this version of hostd does not read",
+	snapshot.Foreign:   "another session's",
+	snapshot.Missing:   "incomplete",
+}
+
 // explain gives errors of the store a sentence and a code.
 func explain(err error) error {
 	var refused *snapshot.Refused
@@ -139,7 +148,7 @@ func explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &refused):
-		return apierr.Wrap(err, apierr.Internal, "the session's snapshot is refused: %s", refused.Reason)
+		return apierr.Wrap(err, apierr.Internal, "the session's snapshot cannot be restored: it is %s", words[refused.Reason])
 	case errors.Is(err, snapshot.ErrNotFound):
 		return apierr.Wrap(err, apierr.NotFound, "the session's snapshot is neither on its host nor in the blob store")
 	}

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func record(t testing.TB) *placement.Record {
 	t.Helper()
-	r, err := placement.Open(placement.Config{Name: "gw", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	r, err := placement.Open(placement.Config{Name: "gw", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Election: 20 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func TestAdmin(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- srv.ServeAdmin(ln) }()
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := srv.Shutdown(ctx); err != nil {
 			t.Error(err)

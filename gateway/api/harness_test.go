@@ -244,7 +244,7 @@ func newRig(t testing.TB) *rig {
 	r.http = &http.Client{Transport: tr}
 	t.Cleanup(func() {
 		tr.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := r.srv.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)
@@ -364,7 +364,7 @@ func (r *rig) raw(text string) net.Conn {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err := io.WriteString(c, text); err != nil {
 		r.t.Fatal(err)
 	}
@@ -377,12 +377,16 @@ func head(method, path string, header ...string) string {
 	return fmt.Sprintf("%s %s HTTP/1.1\r\nHost: h\r\nX-Api-Key: %s\r\n%s\r\n", method, path, goodKey, strings.Join(append(header, ""), "\r\n"))
 }
 
-// soon fails the test when ch gives nothing within some seconds.
+// patience is how long tests wait for what must happen, on a computer that may
+// be very busy.
+const patience = 40 * time.Second
+
+// soon fails the test when ch gives nothing while patience lasts.
 func soon[T any](t testing.TB, what string, ch <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-ch:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Fatalf("%s did not happen", what)
 	}
 	return v

@@ -63,7 +63,7 @@ func chromium(t *testing.T) *url.URL {
 			t.Fatal(err)
 		}
 		return u
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("chromium did not start")
 		return nil
 	}
@@ -96,7 +96,7 @@ func openTab(t *testing.T, ws, address string) *tab {
 
 func (p *tab) eval(expression string) any {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var r struct{ Result struct{ Value any } }
 	if err := p.browser.Call(ctx, p.session, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true}, &r); err != nil {
@@ -108,17 +108,17 @@ func (p *tab) eval(expression string) any {
 // until polls an expression until it is true.
 func (p *tab) until(what, expression string) {
 	p.t.Helper()
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(30 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(30 * time.Millisecond) {
 		if p.eval(expression) == true {
 			return
 		}
 	}
-	p.t.Fatalf("%s: not so after 15 s: %s", what, expression)
+	p.t.Fatalf("%s: not so after %s: %s", what, patience, expression)
 }
 
 func (p *tab) do(method string, params map[string]any) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := p.browser.Call(ctx, p.session, method, params, nil); err != nil {
 		p.t.Fatal(err)

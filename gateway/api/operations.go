@@ -10,12 +10,28 @@ import (
 
 func (c *call) pauseSession() error {
 	v, err := c.srv.cfg.Service.Pause(c.ctx, c.caller, c.sessionID())
+	c.tellKind(v, err)
 	return c.session(v, err)
 }
 
 func (c *call) resumeSession() error {
 	v, err := c.srv.cfg.Service.Resume(c.ctx, c.caller, c.sessionID())
+	c.tellKind(v, err)
 	return c.session(v, err)
+}
+
+// memoryHeader says of what the session was last captured as: "kept" with its
+// memory, "lost" with its tabs, storage and files only.
+const memoryHeader = "X-Service-Memory"
+
+func (c *call) tellKind(v sessions.View, err error) {
+	switch snap := v.Session.Snapshot; {
+	case err != nil || snap == nil:
+	case snap.Memory:
+		c.rc.Response.Header.Set(memoryHeader, "kept")
+	default:
+		c.rc.Response.Header.Set(memoryHeader, "lost")
+	}
 }
 
 func (c *call) moveSession() error {
@@ -27,6 +43,7 @@ func (c *call) moveSession() error {
 	if err != nil {
 		return err
 	}
+	c.tellKind(v, nil)
 	out := api.MoveResult{Session: sessionOf(v)}
 	out.Timings.CaptureMs, out.Timings.AcquireMs = millis(took.Capture), millis(took.Acquire)
 	out.Timings.RestoreMs, out.Timings.TotalMs = millis(took.Restore), millis(took.Total)

@@ -24,7 +24,7 @@ type operator struct {
 func (f *operator) Pause(_ context.Context, _ accounts.Caller, id string) (sessions.View, error) {
 	_, err := f.check(id)
 	v := f.view
-	v.Session.Status, v.Session.ExpiresAt = session.Paused, t0.Add(session.PausedMax)
+	v.Session.Status, v.Session.ExpiresAt, v.Session.Snapshot = session.Paused, t0.Add(session.PausedMax), &session.Snapshot{Memory: true}
 	return v, err
 }
 
@@ -37,7 +37,7 @@ func (f *operator) Move(_ context.Context, _ accounts.Caller, id string, req ses
 	f.moved = req
 	_, err := f.check(id)
 	v := f.view
-	v.Session.Moves = 3
+	v.Session.Moves, v.Session.Snapshot = 3, &session.Snapshot{}
 	return v, sessions.Timings{Capture: 1999 * time.Microsecond, Acquire: 2 * time.Millisecond, Restore: 3 * time.Millisecond, Total: time.Second}, err
 }
 
@@ -55,6 +55,9 @@ func TestOperationRoutes(t *testing.T) {
 	if err := json.Unmarshal(a.body, &s); err != nil || a.status != http.StatusOK || s.Status != "PAUSED" || !s.ExpiresAt.Equal(t0.Add(session.PausedMax).Truncate(time.Millisecond)) {
 		t.Errorf("pause: %d %s", a.status, a.body)
 	}
+	if got := a.header.Get("X-Service-Memory"); got != "kept" {
+		t.Errorf("a pause with memory says %q", got)
+	}
 	if a = r.do("POST", sessionPath("/resume"), nil); a.status != http.StatusOK || !strings.Contains(string(a.body), `"RUNNING"`) {
 		t.Errorf("resume: %d %s", a.status, a.body)
 	}
@@ -63,6 +66,9 @@ func TestOperationRoutes(t *testing.T) {
 	if err := json.Unmarshal(a.body, &m); err != nil || a.status != http.StatusOK || m.Session.Moves != 3 ||
 		m.Timings.CaptureMs != 1 || m.Timings.AcquireMs != 2 || m.Timings.RestoreMs != 3 || m.Timings.TotalMs != 1000 {
 		t.Errorf("move: %d %s", a.status, a.body)
+	}
+	if got := a.header.Get("X-Service-Memory"); got != "lost" {
+		t.Errorf("a move without memory says %q", got)
 	}
 	if f.moved != (sessions.MoveRequest{}) {
 		t.Errorf("moved with %+v", f.moved)

@@ -166,8 +166,8 @@ func (p *pause) end() {
 }
 
 // looking gives a session whose machine can be looked at: an operation is
-// waited for, a paused one is not resumed.
-func (c *call) looking(s session.Session) (session.Session, error) {
+// waited for, until ctx ends or it is overdue, a paused session is not resumed.
+func (c *call) looking(ctx context.Context, s session.Session) (session.Session, error) {
 	for {
 		now, ok, changed := c.srv.cfg.Service.Watch(s.ID)
 		if !ok {
@@ -179,11 +179,28 @@ func (c *call) looking(s session.Session) (session.Session, error) {
 		case asleep, gone:
 			return now, apierr.New(apierr.SessionNotRunning, "session %s is paused, and looking does not resume it", s.ID)
 		}
-		select {
-		case <-changed:
-		case <-c.ctx.Done():
-			return now, context.Cause(c.ctx)
+		if err := undone(ctx, now, changed); err != nil {
+			return now, err
 		}
+	}
+}
+
+// undoTime is what the cluster's leader has, past an operation's deadline, to
+// undo it. One that stays open has no leader.
+const undoTime = 30 * time.Second
+
+// undone waits for the next change of a session with an open operation.
+func undone(ctx context.Context, now session.Session, changed <-chan struct{}) error {
+	overdue := time.NewTimer(time.Until(now.Op.Deadline) + undoTime)
+	defer overdue.Stop()
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-overdue.C:
+		return apierr.New(apierr.Unavailable, "the %s of session %s is overdue, and the cluster's record takes no verdict at the moment; try again soon",
+			now.Op.Kind, now.ID).After(time.Second)
 	}
 }
 

@@ -22,11 +22,29 @@ import (
 	"github.com/berth-dev/berth/shared/wsframe"
 )
 
-// shortTimes makes a socket's times short for one test.
-func shortTimes(t *testing.T) {
+// keepTimes lets a test change a socket's times.
+func keepTimes(t *testing.T) {
 	old := []time.Duration{pingAfter, deadAfter, closeTime, verdictTime}
-	pingAfter, deadAfter, closeTime, verdictTime = 40*time.Millisecond, 400*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond
 	t.Cleanup(func() { pingAfter, deadAfter, closeTime, verdictTime = old[0], old[1], old[2], old[3] })
+}
+
+// shortTimes makes a socket's times short for one test, but for the time in
+// which a client has to give a sign: a test may be held up for long.
+func shortTimes(t *testing.T) {
+	keepTimes(t)
+	pingAfter, closeTime, verdictTime = 40*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond
+}
+
+// shortLife makes short how long a silent client is kept, too.
+func shortLife(t *testing.T) {
+	shortTimes(t)
+	deadAfter = 2500 * time.Millisecond
+}
+
+// longTimes makes who waits for a timeout fail the test.
+func longTimes(t *testing.T) {
+	keepTimes(t)
+	closeTime, verdictTime = 4*patience, 4*patience
 }
 
 // echoAgent serves WebSockets that echo; closed gets how each ended.
@@ -78,7 +96,7 @@ func (r *rig) dialWS(path string, opts *websocket.DialOptions) *websocket.Conn {
 
 func echo(t testing.TB, ws *websocket.Conn, msg []byte) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := ws.Write(ctx, websocket.MessageBinary, msg); err != nil {
 		t.Fatal(err)
@@ -91,7 +109,7 @@ func echo(t testing.TB, ws *websocket.Conn, msg []byte) {
 // closeOf reads until the socket closes.
 func closeOf(t *testing.T, ws *websocket.Conn) websocket.CloseError {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for {
 		if _, _, err := ws.Read(ctx); err != nil {
@@ -143,12 +161,12 @@ func TestPlatformCloses(t *testing.T) {
 		{CloseCode: 1008, Reason: "rotated", At: t0}, {CloseCode: 4001, Reason: "paused", At: t0},
 	} {
 		t.Run(e.Reason, func(t *testing.T) {
+			longTimes(t)
 			r := newRig(t)
 			closed := make(chan error, 1)
 			r.fake.serve(echoAgent(closed))
 			ws := r.dialWS(connectPath, nil)
 			echo(t, ws, []byte("hello"))
-			began := time.Now()
 			r.fake.ends <- e
 			if ce := closeOf(t, ws); int(ce.Code) != e.CloseCode || ce.Reason != e.Reason {
 				t.Errorf("the client saw %v", ce)
@@ -156,9 +174,6 @@ func TestPlatformCloses(t *testing.T) {
 			var ce websocket.CloseError
 			if err := soon(t, "the agent's end", closed); !errors.As(err, &ce) || ce.Code != agentlink.PlatformClose {
 				t.Errorf("the agent saw %v", err)
-			}
-			if took := time.Since(began); took > closeTime {
-				t.Errorf("took %s: somebody waited for a timeout", took)
 			}
 		})
 	}
@@ -172,7 +187,7 @@ func TestShutdownCloses1001(t *testing.T) {
 	echo(t, ws, []byte("hello"))
 	shut := make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		shut <- r.srv.Shutdown(ctx)
 	}()
@@ -238,7 +253,7 @@ func (r *rig) rawSocket(early string) (net.Conn, *bufio.Reader) {
 
 // A silent client is pinged, and one that never answers is dropped.
 func TestPingAndDeath(t *testing.T) {
-	shortTimes(t)
+	shortLife(t)
 	r := newRig(t)
 	closed := make(chan error, 1)
 	r.fake.serve(echoAgent(closed))
@@ -279,11 +294,11 @@ func TestPingsKeepTheirPace(t *testing.T) {
 
 // A client that answers pings stays, however silent otherwise.
 func TestPongKeepsAlive(t *testing.T) {
-	shortTimes(t)
+	shortLife(t)
 	r := newRig(t)
 	r.fake.serve(echoAgent(make(chan error, 1)))
 	c, br := r.rawSocket("")
-	until := time.Now().Add(2 * deadAfter)
+	until := time.Now().Add(deadAfter + time.Second)
 	ping := make([]byte, 7)
 	for time.Now().Before(until) {
 		if _, err := io.ReadFull(br, ping); err != nil {

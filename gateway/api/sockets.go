@@ -121,7 +121,7 @@ func (c *call) upgrade(s session.Session, path string, looks bool) error {
 	}
 	ready := c.srv.cfg.Service.Awake
 	if looks {
-		ready = func(_ context.Context, s session.Session) (session.Session, error) { return c.looking(s) }
+		ready = c.looking
 	}
 	opened := s.URLKeyVersion
 	s, err := ready(c.ctx, s)

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -233,7 +234,7 @@ func (r *rig) pingPong(agent *link.Listener) net.Conn {
 
 func echo(t *testing.T, c net.Conn, text string) {
 	t.Helper()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, text); err != nil {
 		t.Fatal(err)
 	}
@@ -246,6 +247,17 @@ func echo(t *testing.T, c net.Conn, text string) {
 // TestStreamFollowsMove: an open stream goes on at the target in the moment its
 // host lets it in, and meanwhile nobody is asked.
 func TestStreamFollowsMove(t *testing.T) {
+	gap := time.Hour
+	for tries := 0; tries < 5 && gap > time.Second; tries++ { // a computer that is busy adds to it now and then
+		gap = streamFollowsMove(t)
+		t.Logf("from the commit to the next byte: %v", gap)
+	}
+	if gap > time.Second {
+		t.Errorf("the gap was %v", gap)
+	}
+}
+
+func streamFollowsMove(t *testing.T) (gap time.Duration) {
 	agent := link.Listen(link.Options{})
 	defer agent.Close()
 	r := newRig(t, agent)
@@ -265,19 +277,16 @@ func TestStreamFollowsMove(t *testing.T) {
 	thawed := time.Now()
 	r.book.set(r.moved())
 	got := make([]byte, len("while it moves"))
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != "while it moves" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	gap := time.Since(thawed)
-	t.Logf("from the commit to the next byte: %v", gap)
-	if gap > time.Second {
-		t.Errorf("the gap was %v", gap)
-	}
+	gap = time.Since(thawed)
 	if err := <-wrote; err != nil {
 		t.Error(err)
 	}
 	echo(t, c, "after")
+	return gap
 }
 
 // TestNewStreamWaits: a stream opened to a machine that stands still waits for
@@ -383,18 +392,47 @@ func TestRecordBehindCaller(t *testing.T) {
 	}
 }
 
+// tapped lets a test hear of writes to kept streams: those that begin when
+// there is a function call it when they are done.
+func (r *rig) tapped() *atomic.Pointer[func()] {
+	var onWrite atomic.Pointer[func()]
+	kept := r.h.transport(r.s)
+	dial := kept.DialContext
+	kept.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		return tap{c, &onWrite}, err
+	}
+	return &onWrite
+}
+
+type tap struct {
+	net.Conn
+	onWrite *atomic.Pointer[func()]
+}
+
+func (c tap) Write(b []byte) (int, error) {
+	call := c.onWrite.Load()
+	n, err := c.Conn.Write(b)
+	if call != nil {
+		(*call)()
+	}
+	return n, err
+}
+
 // TestAnotherLineage: after a portable move kept streams lead nowhere. A request
 // that only looks is sent again; one that may have done something is not.
 func TestAnotherLineage(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
 		t.Run(method, func(t *testing.T) {
 			r := newRig(t, newAgent(t, "one"))
+			onWrite := r.tapped()
 			if text, err := r.get(); text != "one" || err != nil {
 				t.Fatalf("%q, %v", text, err)
 			}
 			r.open()
 			r.b.run(newAgent(t, "two"), 2)
-			got := make(chan error, 1)
+			got, wrote := make(chan error, 1), make(chan struct{})
+			onWrite.Store(new(sync.OnceFunc(func() { close(wrote) })))
 			go func() {
 				text, err := r.send(method, map[string]string{http.MethodPost: "body"}[method])
 				if err == nil && text != "two" {
@@ -402,7 +440,7 @@ func TestAnotherLineage(t *testing.T) {
 				}
 				got <- err
 			}()
-			time.Sleep(50 * time.Millisecond) // so that it waits on the kept stream
+			<-wrote // to the kept stream
 			r.book.set(r.moved())
 			err := <-got
 			if method == http.MethodGet && err != nil || method == http.MethodPost && !errors.Is(err, link.ErrLineage) {

@@ -60,7 +60,7 @@ func TestKill9LosesNothingThatWasAnswered(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		timer := time.AfterFunc(60*time.Second, func() { _ = cmd.Process.Kill() })
+		timer := time.AfterFunc(3*time.Minute, func() { _ = cmd.Process.Kill() })
 		lines := bufio.NewScanner(out)
 		for n := 0; lines.Scan(); n++ {
 			var verb, id string
@@ -80,7 +80,7 @@ func TestKill9LosesNothingThatWasAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := r.WaitLeader(ctx); err != nil {
 		t.Fatal(err)

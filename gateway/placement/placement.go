@@ -29,8 +29,9 @@ type Config struct {
 	Home string       // folder for raft.db and snapshots, made if absent
 	Addr string       // host:port for Raft; port 0 takes a free one
 	Log  *slog.Logger // nil: slog.Default
-
-	election time.Duration // tests: shorter elections; 0: electionTimeout
+	// Election is how long a leader may be silent before another is voted for, at
+	// least 5 ms; 0: 500 ms. A start takes one to two of it, so tests want it short.
+	Election time.Duration
 }
 
 const (
@@ -125,7 +126,7 @@ func private(home, log string) error {
 
 func tuning(c Config, lines io.Writer) *raft.Config {
 	conf := raft.DefaultConfig()
-	election := c.election
+	election := c.Election
 	if election == 0 {
 		election = electionTimeout
 	}

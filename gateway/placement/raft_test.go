@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 func config(home string) Config {
-	return Config{Name: "gw-1", Home: home, Addr: "127.0.0.1:0", Log: quiet(), election: 50 * time.Millisecond}
+	return Config{Name: "gw-1", Home: home, Addr: "127.0.0.1:0", Log: quiet(), Election: 50 * time.Millisecond}
 }
 
 // open starts a record that leads, with a project "p" of plan "Wide".
@@ -47,7 +47,7 @@ func open(t testing.TB, home string) *Record {
 
 func ready(t testing.TB, r *Record) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := r.WaitLeader(ctx); err != nil {
 		t.Fatal(err)
@@ -87,12 +87,12 @@ func TestARestartKeepsTheRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	again, err := Open(Config{Name: "another-name", Home: home, Addr: "127.0.0.1:0", Log: quiet(), election: 50 * time.Millisecond})
+	again, err := Open(Config{Name: "another-name", Home: home, Addr: "127.0.0.1:0", Log: quiet(), Election: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	wait, cancel := context.WithTimeout(ctx, 20*time.Second)
+	wait, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := again.WaitLeader(wait); err != nil {
 		t.Fatal("under another name it does not find itself in the membership: ", err)
@@ -129,7 +129,7 @@ func TestASnapshotAndTheLogAfterItMakeTheRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	wait, cancel := context.WithTimeout(ctx, 20*time.Second)
+	wait, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := again.WaitLeader(wait); err != nil {
 		t.Fatal(err)
@@ -169,7 +169,7 @@ func TestErrorsComeBackTyped(t *testing.T) {
 
 func TestWithoutALeaderNothingIsPromised(t *testing.T) {
 	ctx := context.Background()
-	r, err := Open(Config{Name: "gw-1", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: quiet(), election: time.Hour})
+	r, err := Open(Config{Name: "gw-1", Home: t.TempDir(), Addr: "127.0.0.1:0", Log: quiet(), Election: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/session"
@@ -76,7 +77,7 @@ func checkWish(hosts []Host, host, region string) error {
 func ResumeTargets(hosts []Host, s session.Session) ([]Host, error) {
 	snap := *s.Snapshot
 	if named(hosts, snap.Host) < 0 && !snap.Durable {
-		return nil, apierr.New(apierr.Unavailable, "the host that keeps the session's snapshot cannot be reached now; try again soon").After(capacityRetry)
+		return nil, apierr.New(apierr.Unavailable, "host %q, which keeps the session's snapshot, is away: the session stays paused and can be resumed when the host is back", snap.Host).After(awayRetry)
 	}
 	var fit []Host
 	for _, h := range hosts {
@@ -95,6 +96,10 @@ func ResumeTargets(hosts []Host, s session.Session) ([]Host, error) {
 	})
 	return fit, nil
 }
+
+// awayRetry is how soon to ask again for a host that is away: a restart takes
+// longer than a moment.
+const awayRetry = 10 * time.Second
 
 // preferred puts what is true before what is not.
 func preferred(a, b bool) int {

@@ -25,7 +25,10 @@ import (
 
 // fakeHost speaks the host link and keeps what it was told.
 type fakeHost struct {
-	mu       sync.Mutex
+	name   string
+	server *httptest.Server
+
+	mu       sync.Mutex // guards all below; tests use with
 	running  map[string]hostlink.Status
 	tombs    map[string]hostlink.Tombstone // not yet acknowledged
 	settings map[string]hostlink.Settings
@@ -33,15 +36,14 @@ type fakeHost struct {
 	patches  int
 	// inventories counts those that were asked for or sent.
 	inventories int
-	slowEnd     time.Duration                 // how long each end takes
+	down        bool                          // answers nobody
+	atEnd       func()                        // called for each end, before it; nil: nothing
 	refuse      error                         // of Acquire
 	hold        chan struct{}                 // Acquire waits for it
 	watchers    map[chan hostlink.Notice]bool // each with room
 	events      http.HandlerFunc              // the stream of events
-	server      *httptest.Server
 
 	// Of operations, see operate_host_test.go.
-	name      string
 	targets   map[string]hostlink.Status // restored and held, by session
 	snapshots map[string]bool
 	deleted   []string                 // snapshots, as session/id
@@ -51,8 +53,8 @@ type fakeHost struct {
 	fault     func(step string) *fault // nil: none
 }
 
-func newFakeHost(t *testing.T) *fakeHost {
-	h := &fakeHost{name: "h1", targets: map[string]hostlink.Status{}, snapshots: map[string]bool{}, running: map[string]hostlink.Status{}, tombs: map[string]hostlink.Tombstone{},
+func newFakeHost(t *testing.T, name string) *fakeHost {
+	h := &fakeHost{name: name, targets: map[string]hostlink.Status{}, snapshots: map[string]bool{}, running: map[string]hostlink.Status{}, tombs: map[string]hostlink.Tombstone{},
 		settings: map[string]hostlink.Settings{}, watchers: map[chan hostlink.Notice]bool{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/sessions", h.acquire)
@@ -60,15 +62,16 @@ func newFakeHost(t *testing.T) *fakeHost {
 	mux.HandleFunc("PATCH /v1/sessions/{id}", h.patch)
 	mux.HandleFunc("DELETE /v1/sessions/{id}", h.end)
 	mux.HandleFunc("POST /v1/acks", h.ack)
-	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", func(w http.ResponseWriter, r *http.Request) {
-		h.mu.Lock()
-		serve := h.events
-		h.mu.Unlock()
-		serve(w, r)
-	})
+	mux.HandleFunc("GET /v1/sessions/{id}/events/stream", h.streamEvents)
 	mux.HandleFunc("GET /v1/watch", h.watch)
 	h.serveOperations(mux)
-	h.server = httptest.NewServer(mux)
+	h.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var down bool
+		if h.with(func() { down = h.down }); down {
+			panic(http.ErrAbortHandler)
+		}
+		mux.ServeHTTP(w, r)
+	}))
 	t.Cleanup(func() {
 		h.server.CloseClientConnections()
 		h.server.Close()
@@ -81,12 +84,17 @@ func answer(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-func (h *fakeHost) setFull() { h.mu.Lock(); defer h.mu.Unlock(); h.full = true }
-
-func (h *fakeHost) setEvents(serve http.HandlerFunc) {
+// with does something with what the host's lock guards.
+func (h *fakeHost) with(do func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.events = serve
+	do()
+}
+
+func (h *fakeHost) streamEvents(w http.ResponseWriter, r *http.Request) {
+	var events http.HandlerFunc
+	h.with(func() { events = h.events })
+	events(w, r)
 }
 
 func (h *fakeHost) inventory() hostlink.Inventory {
@@ -163,10 +171,10 @@ func (h *fakeHost) patch(w http.ResponseWriter, r *http.Request) {
 
 func (h *fakeHost) end(w http.ResponseWriter, r *http.Request) {
 	epoch, _ := strconv.ParseUint(r.FormValue("epoch"), 10, 64)
-	h.mu.Lock()
-	slow := h.slowEnd
-	h.mu.Unlock()
-	time.Sleep(slow) // a slow host
+	var atEnd func()
+	if h.with(func() { atEnd = h.atEnd }); atEnd != nil {
+		atEnd()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := hostlink.Tombstone{SessionID: r.PathValue("id"), Epoch: epoch, EndedAt: time.Now().UTC(), Reason: session.EndReason(r.FormValue("reason"))}
@@ -229,19 +237,52 @@ func (h *fakeHost) has(id string) bool {
 	return ok
 }
 
+func (h *fakeHost) acquired() (n int)    { h.with(func() { n = h.acquires }); return n }
+func (h *fakeHost) watched() (some bool) { h.with(func() { some = len(h.watchers) > 0 }); return some }
+func (h *fakeHost) refuseWith(err error) { h.with(func() { h.refuse = err }) }
+func (h *fakeHost) setFull()             { h.with(func() { h.full = true }) }
+
+// breakDown lets the host answer nobody from now on. It keeps its port, for
+// another test's host might get it.
+func (h *fakeHost) breakDown() {
+	h.with(func() { h.down = true })
+	h.server.CloseClientConnections()
+}
+
+// told gives the settings that the host was told last.
+func (h *fakeHost) told(id string) (s hostlink.Settings) {
+	h.with(func() { s = h.settings[id] })
+	return s
+}
+
+// run puts a machine there of which no gateway knows.
+func (h *fakeHost) run(st hostlink.Status) { h.with(func() { h.running[st.SessionID] = st }) }
+
+// bury lets a machine end by itself.
+func (h *fakeHost) bury(t hostlink.Tombstone) {
+	h.with(func() {
+		delete(h.running, t.SessionID)
+		h.tombs[t.SessionID] = t
+	})
+}
+
 // fakeHosts is the hosts of a gateway: named fakes, each reachable or not.
 type fakeHosts struct {
-	mu      sync.Mutex
+	secret *trust.Secret
+
+	mu      sync.Mutex // guards all below
 	hosts   map[string]*fakeHost
 	away    map[string]bool
 	class   map[string]string // CPU class by host
 	region  map[string]string // by host; else local
 	changed chan struct{}
-	secret  *trust.Secret
 	prefer  string // host with the most warm machines; empty: the longest name
 	forgot  map[string]int
+	dial    func(context.Context) (net.Conn, error)
+	trip    func(*http.Request) (*http.Response, error)
 }
 
+// warm is called with the lock held.
 func (f *fakeHosts) warm(name string) int {
 	if name == f.prefer {
 		return 100
@@ -271,10 +312,29 @@ func (f *fakeHosts) setAway(name string, away bool) {
 	f.changed = make(chan struct{})
 }
 
+// fake gives a host by its name, whether it can be reached or not.
+func (f *fakeHosts) fake(name string) *fakeHost {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hosts[name]
+}
+
+func (f *fakeHosts) add(h *fakeHost) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hosts[h.name] = h
+}
+
 func (f *fakeHosts) setClass(name, class string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.class[name] = class
+}
+
+func (f *fakeHosts) setPrefer(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.prefer = name
 }
 
 func (f *fakeHosts) setRegion(name, region string) {
@@ -311,12 +371,31 @@ func (f *fakeHosts) End(ctx context.Context, host string, t hostlink.Tombstone) 
 	return c.End(ctx, t)
 }
 
-func (f *fakeHosts) DialAgent(context.Context, session.Session) (net.Conn, error) {
-	return nil, errors.New("no agents here")
+func (f *fakeHosts) DialAgent(ctx context.Context, _ session.Session) (net.Conn, error) {
+	f.mu.Lock()
+	dial := f.dial
+	f.mu.Unlock()
+	if dial == nil {
+		return nil, errors.New("no agents here")
+	}
+	return dial(ctx)
 }
 
-func (f *fakeHosts) RoundTrip(session.Session, *http.Request) (*http.Response, error) {
-	return nil, errors.New("no agents here")
+func (f *fakeHosts) RoundTrip(_ session.Session, req *http.Request) (*http.Response, error) {
+	f.mu.Lock()
+	trip := f.trip
+	f.mu.Unlock()
+	if trip == nil {
+		return nil, errors.New("no agents here")
+	}
+	return trip(req)
+}
+
+// setAgent says what becomes of streams and requests to agents.
+func (f *fakeHosts) setAgent(dial func(context.Context) (net.Conn, error), trip func(*http.Request) (*http.Response, error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dial, f.trip = dial, trip
 }
 
 func (f *fakeHosts) Forget(id string) {
@@ -337,6 +416,7 @@ type rig struct {
 	home   string // of the record
 	hosts  *fakeHosts
 	host   *fakeHost // h1
+	world  *world    // of twoHosts
 	record *placement.Record
 	use    *Service
 	caller accounts.Caller
@@ -354,12 +434,12 @@ func (f *fakeProxyds) Reachable(region string) bool {
 
 func newRig(t *testing.T) *rig {
 	home := t.TempDir()
-	record, err := placement.Open(placement.Config{Name: "g", Home: home, Addr: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
+	record, err := placement.Open(placement.Config{Name: "g", Home: home, Addr: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Election: 20 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { record.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := errors.Join(record.WaitLeader(ctx), record.SetPlans(ctx, accounts.DefaultPlans())); err != nil {
 		t.Fatal(err)
@@ -370,11 +450,11 @@ func newRig(t *testing.T) *rig {
 		}
 	}
 	plan, _ := record.View().Plan("Free")
-	host, secret := newFakeHost(t), trust.New()
+	host, secret := newFakeHost(t, "h1"), trust.New()
 	r := &rig{t: t, home: home, host: host, record: record, caller: accounts.Caller{ProjectID: "p", Plan: plan},
 		hosts: &fakeHosts{hosts: map[string]*fakeHost{"h1": host}, away: map[string]bool{}, class: map[string]string{}, region: map[string]string{}, changed: make(chan struct{}), secret: secret, forgot: map[string]int{}}}
 	r.use = New(Config{PublicURL: "https://berth.example.com", Rates: accounts.Rates{Sizes: session.DefaultSizes, Prices: accounts.DefaultPrices()}, Proxyds: &r.proxyds,
-		CreateDeadline: 5 * time.Second, HostLostAfter: time.Hour, Name: "g", OperationDeadline: 10 * time.Second, Secret: secret}, record, r.hosts, slog.New(slog.DiscardHandler))
+		CreateDeadline: time.Minute, HostLostAfter: time.Hour, Name: "g", OperationDeadline: time.Minute, Secret: secret}, record, r.hosts, slog.New(slog.DiscardHandler))
 	return r
 }
 
@@ -402,7 +482,7 @@ func (r *rig) run() {
 // until waits for a condition of the world.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !ok(); {
+	for deadline := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("never happened: %s", what)
 		}

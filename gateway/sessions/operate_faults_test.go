@@ -34,6 +34,7 @@ type faultRig struct {
 	id   string
 	mu   sync.Mutex
 	heal []func() // guarded by mu: hosts break while the gateway works
+	well bool     // what breaks heals at once; guarded by mu
 	ctx  context.Context
 	cut  context.CancelCauseFunc // the client leaves
 }
@@ -78,11 +79,11 @@ var hostFaults = map[string]func(f *faultRig, host *fakeHost, step string) *faul
 	},
 	"is lost": func(f *faultRig, host *fakeHost, _ string) *fault {
 		f.hosts.setAway(host.name, true)
-		host.mu.Lock()
-		clear(host.running)
-		clear(host.targets)
-		clear(host.snapshots)
-		host.mu.Unlock()
+		host.with(func() {
+			clear(host.running)
+			clear(host.targets)
+			clear(host.snapshots)
+		})
 		return &fault{refuse: apierr.New(apierr.Unavailable, "dead")}
 	},
 }
@@ -119,16 +120,29 @@ func scenarios() (all []scenario) {
 	return all
 }
 
-// later adds to what heals the world.
+// later adds to what heals the world; an order may come to a host late.
 func (f *faultRig) later(heal func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.well {
+		heal()
+		return
+	}
 	f.heal = append(f.heal, heal)
+}
+
+func (f *faultRig) healAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.well = true
+	for _, heal := range f.heal {
+		heal()
+	}
 }
 
 // failOnce makes a host fail the first order of a step.
 func (f *faultRig) failOnce(host, step, what string) {
-	h := f.hosts.hosts[host]
+	h := f.hosts.fake(host)
 	var done atomic.Bool
 	f.setFault(h, func(at string) *fault {
 		if at != step || done.Swap(true) {
@@ -168,8 +182,6 @@ func (f *faultRig) leaveAt(step string) {
 
 func newFaultRig(t *testing.T, c scenario) *faultRig {
 	f := &faultRig{rig: twoHosts(t)}
-	f.use.cfg.HostLostAfter = 450 * time.Millisecond
-	f.use.cfg.OperationDeadline = time.Minute // of the pause before: only what is played is in a hurry
 	f.id = f.create().ID
 	if c.op == session.Resume {
 		if _, err := f.use.Pause(t.Context(), f.caller, f.id); err != nil {
@@ -177,7 +189,9 @@ func newFaultRig(t *testing.T, c scenario) *faultRig {
 		}
 	}
 	f.use.after.wait(time.Minute)
+	f.use.pace = hasty
 	f.use.cfg.OperationDeadline = 400 * time.Millisecond
+	f.use.cfg.HostLostAfter = 450 * time.Millisecond
 	f.ctx, f.cut = context.WithCancelCause(t.Context())
 	t.Cleanup(func() { f.cut(nil) })
 	c.prep(f)
@@ -205,11 +219,7 @@ func playOut(t *testing.T, c scenario) {
 	f := newFaultRig(t, c)
 	err := f.play(c)
 	f.use.after.wait(time.Minute)
-	f.mu.Lock()
-	for _, heal := range f.heal {
-		heal()
-	}
-	f.mu.Unlock()
+	f.healAll()
 	f.run()
 	defer func() {
 		if t.Failed() {
@@ -244,8 +254,8 @@ func (f *faultRig) play(c scenario) (err error) {
 // settled says what is not yet as it must be, empty for nothing.
 func (f *faultRig) settled() string {
 	now := f.session(f.id)
-	run, held := f.host.world.machines(f.id)
-	kept := f.host.world.kept()
+	run, held := f.world.machines(f.id)
+	kept := f.world.kept()
 	switch {
 	case now.Op != nil:
 		return "an operation is open"

@@ -3,7 +3,6 @@ package sessions
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -24,9 +23,10 @@ type fault struct {
 
 // world is what all fake hosts share: it sees a session that runs twice.
 type world struct {
-	mu    sync.Mutex // guards every host's machines, beside the host's own
 	hosts []*fakeHost
-	twice []string
+
+	mu    sync.Mutex // held while machines begin or end to run; taken before a host's own
+	twice []string   // guarded by mu
 }
 
 func (h *fakeHost) serveOperations(mux *http.ServeMux) {
@@ -48,9 +48,8 @@ func order[T any](h *fakeHost, step string, do func(id string, in T) (any, error
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in T
 		_ = json.NewDecoder(r.Body).Decode(&in)
-		h.mu.Lock()
-		hook := h.fault
-		h.mu.Unlock()
+		var hook func(string) *fault
+		h.with(func() { hook = h.fault })
 		var f fault
 		if hook != nil {
 			if got := hook(step); got != nil {
@@ -128,13 +127,13 @@ func (h *fakeHost) restore(id string, in hostlink.Restore) (any, error) {
 // fetch says whether a snapshot can be had: here, at the host named, or from
 // the blob store.
 func (h *fakeHost) fetch(in hostlink.Restore) bool {
-	h.mu.Lock()
-	here := h.snapshots[in.Snapshot.ID]
-	h.mu.Unlock()
-	if here || in.Snapshot.Durable || h.world == nil {
+	var here bool
+	var world *world
+	h.with(func() { here, world = h.snapshots[in.Snapshot.ID], h.world })
+	if here || in.Snapshot.Durable || world == nil {
 		return here || in.Snapshot.Durable
 	}
-	for _, other := range h.world.hosts {
+	for _, other := range world.hosts {
 		if "http://"+in.From == other.server.URL {
 			other.mu.Lock()
 			defer other.mu.Unlock()
@@ -145,10 +144,12 @@ func (h *fakeHost) fetch(in hostlink.Restore) bool {
 }
 
 func (h *fakeHost) verdict(id string, in hostlink.Verdict) (any, error) {
-	if h.world != nil {
-		h.world.mu.Lock()
-		defer h.world.mu.Unlock()
-		defer h.world.look(id)
+	var world *world
+	h.with(func() { world = h.world })
+	if world != nil {
+		world.mu.Lock()
+		defer world.mu.Unlock()
+		defer world.look(id)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -174,7 +175,7 @@ func (h *fakeHost) verdict(id string, in hostlink.Verdict) (any, error) {
 	return nil, nil
 }
 
-// look notes a session of which two machines run.
+// look notes a session of which two machines run. It is called with the lock held.
 func (w *world) look(id string) {
 	var at []string
 	for _, h := range w.hosts {
@@ -208,13 +209,6 @@ func (w *world) machines(id string) (run []string, held int) {
 	return run, held
 }
 
-// kept lists a host's snapshots.
-func (h *fakeHost) kept() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Collect(maps.Keys(h.snapshots))
-}
-
 // kept lists the hosts that keep a session's snapshots, one for each.
 func (w *world) kept() (hosts []string) {
 	for _, h := range w.hosts {
@@ -228,18 +222,19 @@ func (w *world) kept() (hosts []string) {
 	return hosts
 }
 
-// twoHosts is a rig with hosts h1 and h2 of one CPU class, in a hurry.
+// twoHosts is a rig with hosts h1 and h2 of one CPU class. It looks at them often
+// and gives up one that is away soon, but waits with patience for one that works.
 func twoHosts(t *testing.T) *rig {
 	r := newRig(t)
-	second := newFakeHost(t)
-	second.name = "h2"
-	w := &world{hosts: []*fakeHost{r.host, second}}
-	r.host.world, second.world = w, w
-	r.hosts.hosts["h2"] = second
-	r.hosts.class["h1"], r.hosts.class["h2"] = "c", "c"
-	r.hosts.prefer = "h1"
-	r.use.pace = hasty
-	r.use.cfg.OperationDeadline = 2 * time.Second
+	w := &world{hosts: []*fakeHost{r.host, newFakeHost(t, "h2")}}
+	for _, h := range w.hosts {
+		h.with(func() { h.world = w })
+		r.hosts.add(h)
+		r.hosts.setClass(h.name, "c")
+	}
+	r.hosts.setPrefer("h1")
+	r.world = w
+	r.use.pace = brisk
 	t.Cleanup(func() {
 		r.use.after.wait(time.Minute)
 		w.mu.Lock()
@@ -251,17 +246,20 @@ func twoHosts(t *testing.T) *rig {
 	return r
 }
 
-var hasty = pace{look: 20 * time.Millisecond, reconcile: 40 * time.Millisecond, host: 150 * time.Millisecond, tell: 300 * time.Millisecond}
+var (
+	brisk = pace{look: 20 * time.Millisecond, reconcile: 40 * time.Millisecond, host: 150 * time.Millisecond, tell: time.Minute}
+	hasty = pace{look: brisk.look, reconcile: brisk.reconcile, host: brisk.host, tell: 300 * time.Millisecond} // hosts hang
+)
 
-func (r *rig) second() *fakeHost { return r.hosts.hosts["h2"] }
+func (r *rig) second() *fakeHost { return r.hosts.fake("h2") }
 
 func (r *rig) session(id string) session.Session {
 	s, _ := r.record.View().Session(id)
 	return s
 }
 
+func (r *rig) setEvents(h *fakeHost, stream http.HandlerFunc) { h.with(func() { h.events = stream }) }
+
 func (r *rig) setFault(h *fakeHost, f func(step string) *fault) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.fault = f
+	h.with(func() { h.fault = f })
 }

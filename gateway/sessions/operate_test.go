@@ -25,7 +25,7 @@ func TestPauseAndResume(t *testing.T) {
 		!p.ExpiresAt.Equal(p.PausedAt.Add(session.PausedMax)) {
 		t.Errorf("paused %+v", p)
 	}
-	if run, held := r.host.world.machines(s.ID); len(run)+held != 0 || r.record.View().Counted("p") != 0 {
+	if run, held := r.world.machines(s.ID); len(run)+held != 0 || r.record.View().Counted("p") != 0 {
 		t.Errorf("runs at %v, %d held, %d counted", run, held, r.record.View().Counted("p"))
 	}
 	again, err := r.use.Pause(t.Context(), r.caller, s.ID)
@@ -39,17 +39,13 @@ func TestPauseAndResume(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := v.Session
-	if run, held := r.host.world.machines(s.ID); got.Status != session.Running || got.Epoch != 2 || got.Moves != 0 || held != 0 || !slices.Equal(run, []string{"h1/2"}) {
+	if run, held := r.world.machines(s.ID); got.Status != session.Running || got.Epoch != 2 || got.Moves != 0 || held != 0 || !slices.Equal(run, []string{"h1/2"}) {
 		t.Errorf("resumed %+v, runs at %v, %d held", got, run, held)
 	}
 	if v, err = r.use.Resume(t.Context(), r.caller, s.ID); err != nil || v.Session.Epoch != 2 {
 		t.Errorf("resumed again: %+v, %v", v.Session, err)
 	}
-	until(t, "the host knows the new end", func() bool {
-		r.host.mu.Lock()
-		defer r.host.mu.Unlock()
-		return r.host.settings[s.ID].ExpiresAt.Equal(got.ExpiresAt)
-	})
+	until(t, "the host knows the new end", func() bool { return r.host.told(s.ID).ExpiresAt.Equal(got.ExpiresAt) })
 	if left := got.ExpiresAt.Sub(got.RunningSince); left > 300*time.Second || left < 290*time.Second {
 		t.Errorf("%s are left of 300 s", left)
 	}
@@ -58,12 +54,12 @@ func TestPauseAndResume(t *testing.T) {
 		t.Fatalf("%+v, %v", second.Session, err)
 	}
 	r.run()
-	until(t, "the first snapshot is gone", func() bool { return len(r.host.world.kept()) == 1 })
+	until(t, "the first snapshot is gone", func() bool { return len(r.world.kept()) == 1 })
 	ended, err := r.use.Release(t.Context(), r.caller, s.ID)
 	if err != nil || ended.Session.EndReason != session.Released || ended.Used != second.Used || ended.Session.Key != nil {
 		t.Errorf("released %+v, %v", ended, err)
 	}
-	until(t, "no snapshot is left", func() bool { return len(r.host.world.kept()) == 0 })
+	until(t, "no snapshot is left", func() bool { return len(r.world.kept()) == 0 })
 	_, err = r.use.Resume(t.Context(), r.caller, s.ID)
 	wantCode(t, err, apierr.SessionNotRunning)
 	_, err = r.use.Pause(t.Context(), r.caller, s.ID)
@@ -92,12 +88,12 @@ func TestMove(t *testing.T) {
 			t.Errorf("took %+v", took)
 		}
 		until(t, "one machine is left", func() bool {
-			run, held := r.host.world.machines(s.ID)
+			run, held := r.world.machines(s.ID)
 			return held == 0 && len(run) == 1 && strings.HasPrefix(run[0], c.want+"/")
 		})
 	}
 	r.run()
-	until(t, "a snapshot stays beside the machine only", func() bool { return slices.Equal(r.host.world.kept(), []string{"h2"}) })
+	until(t, "a snapshot stays beside the machine only", func() bool { return slices.Equal(r.world.kept(), []string{"h2"}) })
 }
 
 func TestMoveRefusedBeforeAnythingStops(t *testing.T) {
@@ -131,14 +127,12 @@ func TestMoveToAFullHostGoesOnAtTheSource(t *testing.T) {
 	r.second().setFull()
 	_, _, err := r.use.Move(t.Context(), r.caller, s.ID, MoveRequest{Host: "h2"})
 	wantCode(t, err, apierr.NoCapacity)
-	if run, held := r.host.world.machines(s.ID); held != 0 || !slices.Equal(run, []string{"h1/1"}) {
+	if run, held := r.world.machines(s.ID); held != 0 || !slices.Equal(run, []string{"h1/1"}) {
 		t.Errorf("runs at %v, %d held", run, held)
 	}
-	r.host.mu.Lock()
-	if len(r.host.snapshots) != 0 {
-		t.Errorf("the session was stopped and captured for a host without room: %v", r.host.snapshots)
+	if kept := r.world.kept(); len(kept) != 0 {
+		t.Errorf("the session was stopped and captured for a host without room: at %v", kept)
 	}
-	r.host.mu.Unlock()
 	v, _, err := r.use.Move(t.Context(), r.caller, s.ID, MoveRequest{}) // passes the full one over
 	if err != nil || v.Session.Host != "h1" || v.Session.Epoch != 2 {
 		t.Errorf("%+v, %v", v.Session, err)
@@ -210,7 +204,7 @@ func TestResumeElsewhere(t *testing.T) {
 		"holder away, in the blob store":        {true, func(r *rig) { r.hosts.setAway("h1", true) }, "h2", ""},
 		"another class takes no memory":         {true, func(r *rig) { r.hosts.setClass("h2", "x"); r.hosts.setAway("h1", true) }, "", apierr.NoCapacity},
 		"nobody has room":                       {false, func(r *rig) { r.host.setFull(); r.second().setFull() }, "", apierr.NoCapacity},
-		"a holder that cannot be asked is next": {true, func(r *rig) { r.host.server.Close() }, "h2", ""},
+		"a holder that cannot be asked is next": {true, func(r *rig) { r.host.breakDown() }, "h2", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -282,7 +276,7 @@ func TestManyRequestsResumeOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if run, _ := r.host.world.machines(s.ID); !slices.Equal(run, []string{"h1/2"}) {
+	if run, _ := r.world.machines(s.ID); !slices.Equal(run, []string{"h1/2"}) {
 		t.Errorf("runs at %v", run)
 	}
 }
@@ -390,8 +384,8 @@ func TestReleaseAlwaysWins(t *testing.T) {
 				wantCode(t, <-done, apierr.SessionNotRunning)
 				r.run()
 				until(t, "nothing is left", func() bool {
-					run, held := r.host.world.machines(s.ID)
-					return len(run)+held+len(r.host.world.kept()) == 0
+					run, held := r.world.machines(s.ID)
+					return len(run)+held+len(r.world.kept()) == 0
 				})
 			})
 		}
@@ -467,9 +461,7 @@ func (r *rig) paused(id string, ago time.Duration, durable bool) session.Session
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.host.mu.Lock()
-	r.host.snapshots[snap.ID] = true
-	r.host.mu.Unlock()
+	r.host.with(func() { r.host.snapshots[snap.ID] = true })
 	return s
 }
 
@@ -489,7 +481,7 @@ func TestPausedForTooLong(t *testing.T) {
 	if used := session.Usage(now, time.Now()); used != s.Before || used < time.Hour || used > time.Hour+time.Minute {
 		t.Errorf("billed %s", used)
 	}
-	until(t, "its snapshot is gone", func() bool { return len(r.host.world.kept()) == 0 })
+	until(t, "its snapshot is gone", func() bool { return len(r.world.kept()) == 0 })
 }
 
 func TestPausedSessionOfALostHost(t *testing.T) {
@@ -516,13 +508,10 @@ func TestReconcileLearnsThatASnapshotIsDurable(t *testing.T) {
 	t.Parallel()
 	r := twoHosts(t)
 	r.paused("s", time.Minute, false)
-	r.host.mu.Lock()
-	r.host.durable = true
-	r.host.mu.Unlock()
-	r.host.snapshots["stray"] = true
+	r.host.with(func() { r.host.durable, r.host.snapshots["stray"] = true, true })
 	r.run()
 	until(t, "the record knows", func() bool { return r.session("s").Snapshot.Durable })
-	until(t, "the stray is gone", func() bool { return slices.Equal(r.host.world.kept(), []string{"h1"}) })
+	until(t, "the stray is gone", func() bool { return slices.Equal(r.world.kept(), []string{"h1"}) })
 	if s := r.session("s"); s.Status != session.Paused {
 		t.Errorf("%+v", s)
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/gateway/placement"
-	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
 )
@@ -59,7 +58,7 @@ func (s *Service) endPaused(ctx context.Context, found session.Session, at time.
 }
 
 // ofOperation looks at a machine in an inventory that an operation put there
-// or holds, and tells its host the verdict if there is one. false: it is an
+// or holds, and has its host told the verdict if there is one. false: it is an
 // ordinary machine.
 func (s *Service) ofOperation(ctx context.Context, host string, c *hostlink.Client, st hostlink.Status, found session.Session) bool {
 	if st.Held == nil {
@@ -76,12 +75,7 @@ func (s *Service) ofOperation(ctx context.Context, host string, c *hostlink.Clie
 	} else {
 		v.Committed = session.SourceVerdict(found, host, st.Epoch)
 	}
-	s.log.Info("telling a host a verdict that it waits for", "session", found.ID, "operation", v.OpID, "committed", v.Committed, "host", host)
-	ctx, cancel := context.WithTimeout(ctx, s.pace.tell)
-	defer cancel()
-	if err := c.Verdict(ctx, found.ID, v); err != nil && !apierr.Is(err, apierr.NotFound) {
-		s.log.Warn("a host hears a verdict later", "session", found.ID, "operation", v.OpID, "host", host, "error", err)
-	}
+	s.tellSoon(ctx, host, c, found.ID, v)
 	return true
 }
 

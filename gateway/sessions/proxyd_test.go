@@ -64,7 +64,7 @@ func TestCreatesWithoutAProxyd(t *testing.T) {
 // A host in a region without a proxyd is passed over.
 func TestCreatesGoWhereAProxydIs(t *testing.T) {
 	r := newRig(t)
-	second := newFakeHost(t)
+	second := newFakeHost(t, "h2")
 	r.hosts.mu.Lock()
 	r.hosts.hosts["h2"], r.hosts.region["h2"] = second, "there"
 	r.hosts.mu.Unlock()

@@ -69,7 +69,8 @@ type watched struct {
 }
 
 // giveUp ends the running sessions of hosts that have been away too long, as of
-// when they were last seen. A host this gateway has not seen yet counts from
+// when they were last seen. The paused ones have longer: their snapshots are on the
+// host's disk, and come back with it after a reboot or a repair. A host this gateway has not seen yet counts from
 // the first look.
 func (s *Service) giveUp(ctx context.Context, hosts map[string]*watched, now time.Time) {
 	view := s.record.View()
@@ -80,12 +81,13 @@ func (s *Service) giveUp(ctx context.Context, hosts map[string]*watched, now tim
 			hosts[name] = w
 		}
 		away := now.Sub(w.seen) >= s.cfg.HostLostAfter
+		gone := now.Sub(w.seen) >= max(s.cfg.HostLostAfter, s.cfg.PausedLostAfter)
 		for _, found := range view.SessionsOnHost(name) {
 			switch {
 			case found.Op != nil && away:
 				// Its operation ends at its deadline at the latest; then it is clear
 				// where the session is.
-			case away && found.Status == session.Paused && !found.Snapshot.Durable:
+			case gone && found.Status == session.Paused && !found.Snapshot.Durable:
 				s.losePaused(ctx, found, w.seen)
 			case away && found.Status == session.Running:
 				s.finish(ctx, hostlink.Tombstone{SessionID: found.ID, Epoch: found.Epoch, EndedAt: w.seen,

@@ -160,9 +160,26 @@ func (s *Service) resumeAt(ctx context.Context, found session.Session, to placem
 	}
 	defer o.stop()
 	if err := o.restore(*found.Snapshot); err != nil {
-		next = apierr.Is(err, apierr.NoCapacity) || apierr.Is(err, apierr.Unavailable) || apierr.Is(err, apierr.OperationInProgress)
-		return found, next, o.giveUp(err)
+		next = apierr.Is(err, apierr.NoCapacity) || apierr.Is(err, apierr.Unavailable) || apierr.Is(err, apierr.OperationInProgress) ||
+			found.Snapshot.Durable && apierr.Is(err, apierr.Internal) // the host's copy may be damaged: another takes the blob store's
+		return found, next, staysPaused(o.giveUp(err))
 	}
 	resumed, err := o.commit(nil)
 	return resumed, false, err
+}
+
+// staysPaused is the answer to a resume that no host could do: nothing is lost
+// by it. What the snapshot holds cannot be had in another form: a memory is
+// written for a machine like its own, and nothing beside it.
+func staysPaused(err error) error {
+	e := apierr.From(err)
+	code := e.Code
+	switch code {
+	case apierr.NotFound: // the snapshot; the session is there
+		code = apierr.Internal
+	case apierr.Internal, apierr.Unavailable:
+	default:
+		return err
+	}
+	return apierr.Wrap(err, code, "%s; the session stays paused", e.Message).After(e.RetryAfter)
 }

@@ -45,7 +45,10 @@ type Config struct {
 	Rates          accounts.Rates
 	Proxyds        Proxyds
 	CreateDeadline time.Duration // a create without a machine by then fails
-	HostLostAfter  time.Duration // a host silent for longer has lost its sessions
+	HostLostAfter  time.Duration // a host silent for longer has lost its running sessions
+	// PausedLostAfter is the same for paused ones that only the host has; never
+	// before HostLostAfter.
+	PausedLostAfter time.Duration
 
 	Name              string        // this gateway's: what an earlier run of it left open is aborted
 	OperationDeadline time.Duration // a pause, resume or move that is not done by then is undone
@@ -65,6 +68,8 @@ type Service struct {
 
 	run      string             // names this run of the gateway in operations
 	resuming singleflight.Group // by session
+	telling  telling            // verdicts that hosts are found to wait for
+	verdicts singleflight.Group // by host and verdict: those on their way
 	after    tasks              // work that goes on behind answers
 	pace     pace
 	onStep   func(string) error // tests: where the gateway dies
@@ -228,24 +233,4 @@ func (s *Service) tellSettings(ctx context.Context, changed session.Session) err
 	}
 	_, err = c.Patch(ctx, changed.ID, set)
 	return err
-}
-
-// DialAgent opens a stream to a session's agent; a paused session is resumed
-// first.
-func (s *Service) DialAgent(ctx context.Context, found session.Session) (net.Conn, error) {
-	found, err := s.Awake(ctx, found)
-	if err != nil {
-		return nil, err
-	}
-	return s.hosts.DialAgent(ctx, found)
-}
-
-// AgentRoundTrip sends a request to a session's agent; a paused session is
-// resumed first.
-func (s *Service) AgentRoundTrip(found session.Session, req *http.Request) (*http.Response, error) {
-	found, err := s.Awake(req.Context(), found)
-	if err != nil {
-		return nil, err
-	}
-	return s.hosts.RoundTrip(found, req)
 }

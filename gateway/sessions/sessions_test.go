@@ -59,9 +59,9 @@ func TestNothingStaysOfAFailedCreate(t *testing.T) {
 	}{
 		{"limit", func(r *rig) { r.create(); r.create(); r.create() }, nil, apierr.ConcurrencyLimit},
 		{"timeout of the plan", nil, func(c *CreateRequest) { c.Timeout = 901 }, apierr.PlanLimit},
-		{"host full", func(r *rig) { r.host.refuse = apierr.New(apierr.NoCapacity, "full") }, nil, apierr.NoCapacity},
-		{"host full, with a key", func(r *rig) { r.host.refuse = apierr.New(apierr.NoCapacity, "full") }, func(c *CreateRequest) { c.IdempotencyKey = "k" }, apierr.NoCapacity},
-		{"host broken", func(r *rig) { r.host.server.Close() }, nil, apierr.Unavailable},
+		{"host full", func(r *rig) { r.host.refuseWith(apierr.New(apierr.NoCapacity, "full")) }, nil, apierr.NoCapacity},
+		{"host full, with a key", func(r *rig) { r.host.refuseWith(apierr.New(apierr.NoCapacity, "full")) }, func(c *CreateRequest) { c.IdempotencyKey = "k" }, apierr.NoCapacity},
+		{"host broken", func(r *rig) { r.host.breakDown() }, nil, apierr.Unavailable},
 		{"no host", func(r *rig) { r.hosts.setAway("h1", true) }, nil, apierr.NoCapacity},
 		{"unknown region", nil, func(c *CreateRequest) { c.Region, c.StrictRegion = "moon", true }, apierr.InvalidRequest},
 	}
@@ -92,9 +92,9 @@ func TestNothingStaysOfAFailedCreate(t *testing.T) {
 func TestFullHostPassesToTheNext(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	second := newFakeHost(t)
-	r.hosts.hosts["h"] = second // fewer warm machines: the second choice
-	r.host.refuse = apierr.New(apierr.NoCapacity, "full")
+	second := newFakeHost(t, "h")
+	r.hosts.add(second) // fewer warm machines: the second choice
+	r.host.refuseWith(apierr.New(apierr.NoCapacity, "full"))
 	s := r.create()
 	if s.Host != "h" || !second.has(s.ID) || r.record.View().Running("p") != 1 {
 		t.Errorf("placed on %s", s.Host)
@@ -104,7 +104,7 @@ func TestFullHostPassesToTheNext(t *testing.T) {
 func TestClientThatLeavesTakesItsCreateAlong(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.host.hold = make(chan struct{})
+	r.host.with(func() { r.host.hold = make(chan struct{}) })
 	ctx, leave := context.WithCancelCause(t.Context())
 	left := apierr.New(apierr.Canceled, "gone")
 	done := make(chan error)
@@ -112,7 +112,7 @@ func TestClientThatLeavesTakesItsCreateAlong(t *testing.T) {
 		_, _, err := r.use.Create(ctx, r.caller, request())
 		done <- err
 	}()
-	until(t, "acquire begins", func() bool { r.host.mu.Lock(); defer r.host.mu.Unlock(); return r.host.acquires == 1 })
+	until(t, "acquire begins", func() bool { return r.host.acquired() == 1 })
 	leave(left)
 	wantCode(t, <-done, apierr.Canceled)
 	if n := r.record.View().Running("p"); n != 0 {
@@ -141,8 +141,8 @@ func TestIdempotencyKeyGivesTheFirstAnswer(t *testing.T) {
 			t.Errorf("two sessions %s and %s", first, id)
 		}
 	}
-	if r.host.acquires != 1 {
-		t.Errorf("%d machines were acquired", r.host.acquires)
+	if n := r.host.acquired(); n != 1 {
+		t.Errorf("%d machines were acquired", n)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestPatchReachesTheHostNowOrLater(t *testing.T) {
 	}
 	r.hosts.setAway("h1", false)
 	r.run()
-	until(t, "the host hears of it", func() bool { r.host.mu.Lock(); defer r.host.mu.Unlock(); return !r.host.settings[s.ID].KeepAlive })
+	until(t, "the host hears of it", func() bool { return !r.host.told(s.ID).KeepAlive })
 }
 
 func TestReleaseWithoutTheHost(t *testing.T) {
@@ -189,14 +189,11 @@ func TestReconcileTakesTombstonesIn(t *testing.T) {
 	r := newRig(t)
 	early, late := r.create(), r.create()
 	bury := func(id, text string) hostlink.Tombstone {
-		r.host.mu.Lock()
-		defer r.host.mu.Unlock()
-		delete(r.host.running, id)
 		tomb := hostlink.Tombstone{SessionID: id, Epoch: 1, EndedAt: time.Now().UTC(), Error: text}
 		if text == "" {
 			tomb.Reason = session.TimedOut
 		}
-		r.host.tombs[id] = tomb
+		r.host.bury(tomb)
 		return tomb
 	}
 	bury(early.ID, "")
@@ -206,7 +203,7 @@ func TestReconcileTakesTombstonesIn(t *testing.T) {
 	}
 	until(t, "the first is in the record", ended(early.ID, session.Completed))
 	tomb := bury(late.ID, "The machine broke.")
-	until(t, "the gateway watches", func() bool { r.host.mu.Lock(); defer r.host.mu.Unlock(); return len(r.host.watchers) > 0 })
+	until(t, "the gateway watches", r.host.watched)
 	r.host.tell(hostlink.Notice{Ended: &tomb})
 	until(t, "the second is in the record", ended(late.ID, session.Error))
 	until(t, "both are acknowledged", func() bool { return len(r.host.inventory().Tombstones) == 0 })
@@ -217,9 +214,7 @@ func TestReconcileEndsStrays(t *testing.T) {
 	r := newRig(t)
 	kept := r.create()
 	r.use.cfg.CreateDeadline = -undoTime // nothing is too young
-	r.host.mu.Lock()
-	r.host.running["stray"] = hostlink.Status{SessionID: "stray", Epoch: 1, Since: time.Now().Add(-time.Hour)}
-	r.host.mu.Unlock()
+	r.host.run(hostlink.Status{SessionID: "stray", Epoch: 1, Since: time.Now().Add(-time.Hour)})
 	lost := session.Session{ID: "lost", ProjectID: "p", Kind: session.Shell, Status: session.Running, Host: "h1", Epoch: 1,
 		CreatedAt: time.Now().Add(-time.Hour), StartedAt: time.Now().Add(-time.Hour), ExpiresAt: time.Now().Add(time.Hour)}
 	if _, _, err := r.record.CreateSession(t.Context(), lost, ""); err != nil {
@@ -239,7 +234,7 @@ func TestReconcileEndsStrays(t *testing.T) {
 func TestYoungStraysAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.host.running["young"] = hostlink.Status{SessionID: "young", Epoch: 1, Since: time.Now()}
+	r.host.run(hostlink.Status{SessionID: "young", Epoch: 1, Since: time.Now()})
 	c, err := r.hosts.Client("h1")
 	if err != nil {
 		t.Fatal(err)
@@ -271,7 +266,7 @@ func TestSetupProgressReachesTheRecord(t *testing.T) {
 		t.Fatal(v.Session, err)
 	}
 	r.run()
-	until(t, "the gateway watches", func() bool { r.host.mu.Lock(); defer r.host.mu.Unlock(); return len(r.host.watchers) > 0 })
+	until(t, "the gateway watches", r.host.watched)
 	r.host.tell(hostlink.Notice{Status: &hostlink.Status{SessionID: v.Session.ID, Epoch: 1, Setup: session.SetupFailed, SetupErr: "step 1 failed"}})
 	until(t, "setup is failed", func() bool {
 		s, _ := r.record.View().Session(v.Session.ID)

@@ -16,8 +16,6 @@ import (
 	"github.com/berth-dev/berth/shared/session"
 )
 
-func (h *fakeHost) acquired() int { h.mu.Lock(); defer h.mu.Unlock(); return h.acquires }
-
 // Each machine that is taken and given back is a warm one less for everybody.
 func TestCreatesBeyondTheLimitTakeNoMachines(t *testing.T) {
 	t.Parallel()
@@ -48,14 +46,15 @@ func TestCreatesBeyondTheLimitTakeNoMachines(t *testing.T) {
 func TestRecordThatFailsIsAskedOnceAndTakesNoMachine(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.hosts.hosts["h2"] = newFakeHost(t)
+	second := newFakeHost(t, "h2")
+	r.hosts.add(second)
 	if err := r.record.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := r.use.Create(t.Context(), r.caller, request()); !apierr.Is(err, apierr.Unavailable) {
 		t.Errorf("without a record: %v", err)
 	}
-	if n := r.host.acquired() + r.hosts.hosts["h2"].acquired(); n != 0 {
+	if n := r.host.acquired() + second.acquired(); n != 0 {
 		t.Errorf("%d machines taken", n)
 	}
 }
@@ -80,7 +79,7 @@ func TestTombstoneThatOvertakesItsCreate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	early := hostlink.Tombstone{SessionID: "fast", Epoch: 1, EndedAt: time.Now(), Error: "It died."}
-	r.host.tombs["fast"] = early
+	r.host.bury(early)
 	c := r.client()
 	r.use.bury(t.Context(), c, []hostlink.Tombstone{early})
 	if len(r.host.inventory().Tombstones) != 1 {
@@ -97,7 +96,7 @@ func TestTombstoneThatOvertakesItsCreate(t *testing.T) {
 		t.Errorf("the session is %s", st)
 	}
 	old := hostlink.Tombstone{SessionID: "undone", Epoch: 1, EndedAt: now.Add(-time.Hour), Reason: session.Released}
-	r.host.tombs["undone"] = old
+	r.host.bury(old)
 	r.use.bury(t.Context(), c, []hostlink.Tombstone{old})
 	if len(r.host.inventory().Tombstones) != 0 {
 		t.Error("a tombstone of a create that was undone stays for ever")
@@ -146,7 +145,7 @@ func TestNoSessionOutlivesItsTimeoutOnAHostThatHangs(t *testing.T) {
 	if _, _, err := r.record.CreateSession(t.Context(), s, ""); err != nil {
 		t.Fatal(err)
 	}
-	r.host.server.Close()
+	r.host.breakDown()
 	r.run()
 	until(t, "the session times out", func() bool { return r.status("over") == session.Completed })
 	if s, _ := r.record.View().Session("over"); s.EndReason != session.TimedOut || !s.EndedAt.Equal(s.ExpiresAt) {
@@ -197,13 +196,20 @@ func TestReleaseAllDoesNotQueueBehindASlowHost(t *testing.T) {
 	for range 3 {
 		r.create()
 	}
-	r.host.mu.Lock()
-	r.host.slowEnd = 300 * time.Millisecond
-	r.host.mu.Unlock()
-	begin := time.Now()
-	views, err := r.use.ReleaseAll(t.Context(), r.caller)
-	if took := time.Since(begin); err != nil || len(views) != 3 || took > 800*time.Millisecond {
-		t.Errorf("%d released in %s, %v", len(views), took, err)
+	begun, goOn := make(chan struct{}, 3), make(chan struct{})
+	r.host.with(func() { r.host.atEnd = func() { begun <- struct{}{}; <-goOn } })
+	released := make(chan int)
+	go func() {
+		views, err := r.use.ReleaseAll(t.Context(), r.caller)
+		if err != nil {
+			t.Error(err)
+		}
+		released <- len(views)
+	}()
+	until(t, "the host ends all three at once", func() bool { return len(begun) == 3 })
+	close(goOn)
+	if n := <-released; n != 3 {
+		t.Errorf("%d released", n)
 	}
 }
 
@@ -213,18 +219,26 @@ func TestRunEndsWithItsFollowers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = r.use.Run(ctx) }()
-	until(t, "the gateway watches", func() bool { r.host.mu.Lock(); defer r.host.mu.Unlock(); return len(r.host.watchers) > 0 })
+	until(t, "the gateway watches", r.host.watched)
 	cancel()
 	<-done
 	r.host.server.CloseClientConnections()
-	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("net/http.(*conn).serve"))
+	var left error
+	defer func() {
+		if left != nil {
+			t.Error(left)
+		}
+	}()
+	until(t, "nobody is left", func() bool {
+		left = goleak.Find(before, goleak.IgnoreAnyFunction("net/http.(*conn).serve"))
+		return left == nil
+	})
 }
 
 // A stream of events goes on after a break with the event that follows.
 func TestEventStreamOutlivesItsHostd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.use.cfg.HostLostAfter = 2 * time.Second
 	s := r.create()
 	var mu sync.Mutex
 	var asked []string // guarded by mu
@@ -234,7 +248,7 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 		asked = append(asked, after)
 		return len(asked)
 	}
-	r.host.setEvents(func(w http.ResponseWriter, req *http.Request) {
+	r.setEvents(r.host, func(w http.ResponseWriter, req *http.Request) {
 		switch ask(req.FormValue("after")) {
 		case 1:
 			fmt.Fprintln(w, `{"seq":5,"type":"exec"}`)
@@ -259,11 +273,12 @@ func TestEventStreamOutlivesItsHostd(t *testing.T) {
 		got = append(got, e.Seq)
 	}
 	mu.Lock()
+	defer mu.Unlock()
 	if !slices.Equal(got, []uint64{5, 6}) || !slices.Equal(asked, []string{"4", "5", "5"}) {
 		t.Errorf("events %v, asked after %v", got, asked)
 	}
-	mu.Unlock()
-	r.host.setEvents(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	r.use.cfg.HostLostAfter = 600 * time.Millisecond
+	r.setEvents(r.host, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	for _, err := range events {
 		if err == nil {
 			t.Error("an event of a host that is lost")

@@ -159,7 +159,7 @@ func (s *Service) tell(ctx context.Context, host, id string, v hostlink.Verdict)
 		err = patiently(ctx, s.pace.host, func() error {
 			c, err := s.hosts.Client(host)
 			if err == nil {
-				err = c.Verdict(ctx, id, v)
+				err = s.giveVerdict(ctx, host, c, id, v)
 			}
 			return err
 		})

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,6 +58,7 @@ func (c *capture) register(mux *http.ServeMux) {
 	mux.HandleFunc(agentlink.ControlFreeze, c.serveFreeze)
 	mux.HandleFunc(agentlink.ControlClock, serveClock)
 	mux.HandleFunc(agentlink.ControlThaw, c.serveThaw)
+	mux.HandleFunc(agentlink.ControlWhole, c.serveWhole)
 	mux.HandleFunc(agentlink.ControlExport, c.serveExport)
 	mux.HandleFunc(agentlink.ControlImport, c.serveImport)
 }
@@ -68,6 +68,9 @@ func (c *capture) register(mux *http.ServeMux) {
 func (c *capture) freeze(ctx context.Context, f agentlink.Freeze) error {
 	c.turn.Lock()
 	defer c.turn.Unlock()
+	if f.Template {
+		return c.strip(ctx)
+	}
 	if f.Portable && c.saved == nil && c.shells != nil {
 		still := c.freezer.Frozen(freeze.Customer)
 		if err := c.freezer.Shut(ctx, freeze.Customer); err != nil {
@@ -105,13 +108,13 @@ func (c *capture) thaw(ctx context.Context, t agentlink.Thaw, asOf time.Time) er
 	if err := c.mend(t, asOf, c.log); err != nil {
 		return err
 	}
-	if err := c.freezer.Thaw(freeze.Browser); err != nil {
-		return err
-	}
 	if t.Fresh {
 		if err := c.renewAll(ctx); err != nil {
 			return err
 		}
+	}
+	if err := c.freezer.Thaw(freeze.Browser); err != nil {
+		return err
 	}
 	if c.browser != nil {
 		if err := c.browser.Open(ctx); err != nil { // pages of an import
@@ -133,27 +136,6 @@ func (c *capture) thaw(ctx context.Context, t agentlink.Thaw, asOf time.Time) er
 // mend makes the machine's clock right and its kernel's randomness fresh.
 func mend(t agentlink.Thaw, asOf time.Time, log *slog.Logger) error {
 	return errors.Join(identity.SetClock(t.Now, asOf, log), identity.AddEntropy(t.Entropy))
-}
-
-// renewAll makes a clone unlike its siblings. The kernel's randomness is fresh.
-func (c *capture) renewAll(ctx context.Context) error {
-	var lineage [16]byte
-	_, _ = rand.Read(lineage[:]) // never fails
-	c.renew(lineage)
-	if err := c.freezer.Thaw(freeze.Customer); err != nil { // nothing but our own bash
-		return err
-	}
-	errs := make([]error, 3)
-	var wg sync.WaitGroup
-	wg.Go(func() { errs[0] = c.identity(ctx) })
-	if c.browser != nil {
-		wg.Go(func() { errs[1] = c.browser.Renew(ctx) })
-	}
-	if c.shells != nil {
-		wg.Go(func() { errs[2] = c.shells.Renew(ctx) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
 }
 
 // export writes the state of the frozen machine. Chrome answers first and then
@@ -296,6 +278,10 @@ func (c *capture) serveThaw(w http.ResponseWriter, r *http.Request) {
 		}
 		return c.thaw(r.Context(), t, asOf)
 	})
+}
+
+func (c *capture) serveWhole(w http.ResponseWriter, r *http.Request) {
+	serveOrder(w, r, func(struct{}) error { return c.whole(r.Context()) })
 }
 
 // serveClock tells the clock that a host compares its own with.

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -280,6 +281,57 @@ func TestFreshThaw(t *testing.T) {
 	if got := r.run("default", "echo fine"); got != "fine\n" {
 		t.Error(got)
 	}
+}
+
+// TestTemplate: a machine that clones are made of has nothing that they would
+// have to end, and each makes its own.
+func TestTemplate(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root may write the memory of Chrome")
+	}
+	r := start(t, session.Both)
+	r.state("?wait=1")
+	r.freeze(agentlink.Freeze{Template: true})
+	if line := r.commandLines(); strings.Contains(line, "--type=renderer") || strings.Contains(line, "--norc") {
+		t.Errorf("a template runs %s", line)
+	}
+	r.freeze(agentlink.Freeze{Template: true})
+	r.thaw(true)
+	r.session(agentlink.Start{Kind: session.Both, Viewport: session.Viewport{Width: 801, Height: 603}})
+	var list []struct{ Type, URL string }
+	if err := json.Unmarshal(r.do(r.link, http.MethodGet, agentlink.PathJSONList, nil, 200), &list); err != nil || len(list) != 1 || list[0].Type != "page" || list[0].URL != "about:blank" {
+		t.Errorf("a client sees %+v, %v", list, err)
+	}
+	r.do(r.control, http.MethodPost, agentlink.ControlWhole, struct{}{}, 204)
+	if line := r.commandLines(); !strings.Contains(line, "--type=renderer") || !strings.Contains(line, "--norc") {
+		t.Errorf("a whole machine runs %s", line)
+	}
+	if got := r.run("default", "echo fine"); got != "fine\n" {
+		t.Error(got)
+	}
+	r.do(r.control, http.MethodPost, agentlink.ControlFreeze, agentlink.Freeze{Template: true}, 400)
+}
+
+// commandLines are those of the processes that this rig's agent started, which
+// are this process's descendants.
+func (r *rig) commandLines() string {
+	r.t.Helper()
+	out, err := exec.Command("ps", "-ww", "-e", "--sort=start_time", "-o", "pid=,ppid=,args=").Output()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	own := map[string]bool{fmt.Sprint(os.Getpid()): true}
+	var lines []string
+	for grown := true; grown; {
+		grown = false
+		for line := range strings.Lines(string(out)) {
+			if f := strings.Fields(line); own[f[1]] && !own[f[0]] && f[2] != "ps" {
+				own[f[0]], grown = true, true
+				lines = append(lines, line)
+			}
+		}
+	}
+	return strings.Join(lines, "")
 }
 
 func TestPortable(t *testing.T) {

@@ -46,6 +46,11 @@ func (a *Agent) Thaw(ctx context.Context, t agentlink.Thaw) error {
 	return a.do(ctx, http.MethodPost, agentlink.ControlThaw, t, nil)
 }
 
+// Whole returns when all is there that a fresh thaw leaves for later.
+func (a *Agent) Whole(ctx context.Context) error {
+	return a.do(ctx, http.MethodPost, agentlink.ControlWhole, struct{}{}, nil)
+}
+
 // Export opens the session's portable state, of which more than most bytes are
 // an error: how much there is, the machine says, and it may lie. The caller
 // closes it; it ends with io.EOF only where the agent ended it.

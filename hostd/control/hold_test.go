@@ -48,8 +48,14 @@ func TestHoldingAnHonestAgent(t *testing.T) {
 	if err := a.Freeze(ctx, agentlink.Freeze{Portable: true}); err != nil || !frozen.Portable {
 		t.Errorf("Freeze: %v, %+v", err, frozen)
 	}
-	if err := a.Thaw(ctx, agentlink.Thaw{Entropy: []byte("random"), Fresh: true}); err != nil || string(thawed.Entropy) != "random" || !thawed.Fresh {
-		t.Errorf("Thaw: %v, %+v", err, thawed)
+	// Where no look was quick, this computer stood still meanwhile: then once more.
+	for end := time.Now().Add(time.Minute); ; clocks = 0 {
+		if err := a.Thaw(ctx, agentlink.Thaw{Entropy: []byte("random"), Fresh: true}); err != nil || string(thawed.Entropy) != "random" || !thawed.Fresh {
+			t.Fatalf("Thaw: %v, %+v", err, thawed)
+		}
+		if clocks < compares || time.Now().After(end) {
+			break
+		}
 	}
 	if off := read.Sub(thawed.Now).Abs(); off > quick || thawed.AsOf != int64(clocks) || clocks < 3 {
 		t.Errorf("after %d looks at the clock Now is off by %s, as of %d", clocks, off, thawed.AsOf)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"iter"
+	"time"
 )
 
 // PageSize is the unit of a memory delta, bytes.
@@ -35,6 +36,9 @@ type Keeper interface {
 	AddTemplate(ctx context.Context, hash string, r io.Reader) error
 	// HasTemplate says whether a template is here, whole.
 	HasTemplate(hash string) bool
+	// PruneTemplates removes the templates that keep refuses, from which no machine
+	// here runs, and that have been so for rest. Not beside a Start, a Restore or an AddTemplate.
+	PruneTemplates(ctx context.Context, keep func(hash string) bool, rest time.Duration) (removed []string, err error)
 	// Restore makes a machine from a capture, completely, and leaves it frozen:
 	// not one instruction of it has run when it returns, Thaw lets it go on. On
 	// error nothing of the machine is left. persist as in Start.
@@ -46,6 +50,10 @@ type Kept interface {
 	Machine
 	// TemplateHash is that of the template's content which the machine goes back to.
 	TemplateHash() string
+	// Restorable says why no host like this one could restore a capture of the
+	// machine, nil where one could: it was started by another build of the machine
+	// monitor, say, and has outlived it.
+	Restorable() error
 	// AddLayer puts a new disk layer on top while the machine runs, so that all
 	// layers below stand still and can be shipped before the stop.
 	AddLayer(ctx context.Context) error

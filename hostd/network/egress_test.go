@@ -157,7 +157,7 @@ func TestEgressThroughProxyd(t *testing.T) {
 	}
 	const each = len("are you there?")
 	want := fmt.Sprintf(`"up":%d,"down":%d`, 4*each, 4*each)
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for got := ""; !strings.Contains(got, want); got = p.counters(t, "one") {
 		if time.Now().After(deadline) {
 			t.Fatalf("counters %s, want %s", got, want)
@@ -202,7 +202,7 @@ func startProxyd(t *testing.T) *proxyd {
 			t.Errorf("proxyd ended with %v", err)
 		}
 	})
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for {
 		resp, err := http.Get("http://" + p.control + "/readyz")
 		if err == nil {

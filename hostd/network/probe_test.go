@@ -25,8 +25,8 @@ import (
 const probeEnv = "BERTH_NETWORK_PROBE"
 
 const (
-	probeWait = 3 * time.Second        // for TCP: whatever takes longer hangs
-	probeUDP  = 400 * time.Millisecond // for the answer to a datagram
+	probeWait = 3 * time.Second // for TCP: whatever takes longer hangs
+	probeUDP  = 3 * time.Second // for the answer to a datagram
 )
 
 type probeResult struct {

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := 1
-	if err := copyProbe(); err != nil {
+	if err := errors.Join(alone(), copyProbe()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(code)
 	}
@@ -52,6 +53,22 @@ func TestMain(m *testing.M) {
 		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
+		}
+	}
+}
+
+// alone waits until no other run of these tests is on this host: slots have
+// names and addresses that are the host's. So has an abstract socket, and it goes
+// with its process.
+func alone() error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		err := unix.Bind(fd, &unix.SockaddrUnix{Name: "@" + testName + "-tests"}) // fd is never closed
+		if err != unix.EADDRINUSE || time.Now().After(end) {
+			return err
 		}
 	}
 }
@@ -289,7 +306,7 @@ func watch(t testing.TB, link string) *wire {
 func (w *wire) until(t testing.TB, mark string) [][]byte {
 	t.Helper()
 	var out [][]byte
-	deadline := time.After(5 * time.Second)
+	deadline := time.After(30 * time.Second)
 	for {
 		select {
 		case f := <-w.frames:

@@ -61,7 +61,7 @@ func attachGuest(t testing.TB, s *Slot) *guestEnd {
 // after one has attached to it.
 func (g *guestEnd) awaitLink() {
 	g.t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
 		p := g.packet(protoTCP, flagACK, agentlink.SlotAddr+":1")
 		g.send(p.marshal())
 		if g.first(p.src.Port(), 20*time.Millisecond) == "reset" {
@@ -184,7 +184,7 @@ func (g *guestEnd) expect(want map[string]string) {
 		g.send(p.marshal())
 	}
 	for row, answer := range want {
-		wait := 5 * time.Second
+		wait := 30 * time.Second
 		if answer == "nothing" {
 			wait = 300 * time.Millisecond
 		}
@@ -364,7 +364,7 @@ func TestGuestCannotPretend(t *testing.T) {
 	for _, f := range frames.until(t, "MARK-ON-THE-WIRE") {
 		t.Errorf("a frame left the slot: %x", f)
 	}
-	if got := g.first(mark.src.Port(), 5*time.Second); got != "udp" {
+	if got := g.first(mark.src.Port(), 30*time.Second); got != "udp" {
 		t.Fatalf("the mark: %s", got)
 	}
 	if counted := s.counter(t, "spoofed"); counted < 14 {
@@ -393,15 +393,20 @@ func TestOnlyTheAgentsPortIsReached(t *testing.T) {
 		}
 		return err
 	}
-	began := time.Now()
-	if err := dial(agentlink.AgentPort + 1); !errors.Is(err, syscall.ECONNREFUSED) || time.Since(began) > 500*time.Millisecond {
-		t.Errorf("another port: %v after %s, want a refusal at once", err, time.Since(began))
+	for tries := 1; ; tries++ { // one that this computer was too busy for says nothing
+		began := time.Now()
+		err := dial(agentlink.AgentPort + 1)
+		if took := time.Since(began); errors.Is(err, syscall.ECONNREFUSED) && took <= 500*time.Millisecond {
+			break
+		} else if tries == 10 {
+			t.Fatalf("another port: %v after %s, want a refusal at once", err, took)
+		}
 	}
 	var late net.Error
 	if err := dial(agentlink.AgentPort); !errors.As(err, &late) || !late.Timeout() { // nobody answers here
 		t.Errorf("the agent's port: %v", err)
 	}
-	if got := g.first(agentlink.AgentPort, 5*time.Second); got != "syn" {
+	if got := g.first(agentlink.AgentPort, 30*time.Second); got != "syn" {
 		t.Errorf("at the agent's port arrived: %s", got)
 	}
 	if got := g.first(agentlink.AgentPort+1, 0); got != "nothing" {

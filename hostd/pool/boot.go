@@ -75,7 +75,7 @@ func startTook(kind session.Kind, step string, began time.Time) {
 // Wake brings a started machine to the point where it waits for a session. A
 // clone of a template must first become one of its own kind: until then it has
 // the clock, the random state and the identity of all its siblings. Again it
-// does no harm.
+// does no harm. What nobody may have to wait for is left for later: see Finish.
 func (b Bootstrap) Wake(ctx context.Context, g *Guest) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Deadline, fmt.Errorf("not ready after %s", b.Deadline))
 	defer cancel()
@@ -85,6 +85,17 @@ func (b Bootstrap) Wake(ctx context.Context, g *Guest) error {
 		}
 	}
 	return g.Agent.Ready(ctx)
+}
+
+// Finish makes in a machine what Wake leaves for later, so that whoever takes it
+// does not wait for that.
+func (b Bootstrap) Finish(ctx context.Context, g *Guest) error {
+	if b.Templates == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, b.Deadline, fmt.Errorf("not whole after %s", b.Deadline))
+	defer cancel()
+	return g.Agent.Whole(ctx)
 }
 
 // Thaw is what an agent needs to go on; the time is control's matter.

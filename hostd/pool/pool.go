@@ -48,6 +48,9 @@ type Config struct {
 	Calm     time.Duration        // a refill boot waits until none was taken for so long, at most four times that
 	MaxAge   time.Duration        // a machine that waited longer is replaced
 	MaxTotal int                  // machines on this host, taken ones included
+	// Finish makes in a waiting machine what one that somebody waits for gets
+	// later; nil: there is nothing.
+	Finish func(context.Context, *Guest) error
 }
 
 // Pool keeps the machines. Safe for concurrent use.
@@ -249,6 +252,9 @@ func (p *Pool) Rejoin(g *Guest, wake func(context.Context, *Guest) error) {
 	p.booting[g.Kind]++
 	p.work.Go(func() {
 		err := wake(p.ctx, g)
+		if err == nil {
+			err = p.finish(g)
+		}
 		p.mu.Lock()
 		p.booting[g.Kind]--
 		if err == nil {
@@ -261,6 +267,13 @@ func (p *Pool) Rejoin(g *Guest, wake func(context.Context, *Guest) error) {
 			p.destroyLogged(g)
 		}
 	})
+}
+
+func (p *Pool) finish(g *Guest) error {
+	if p.cfg.Finish == nil {
+		return nil
+	}
+	return p.cfg.Finish(p.ctx, g)
 }
 
 // Destroy ends a machine that was taken and frees its place.

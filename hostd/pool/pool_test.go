@@ -398,3 +398,46 @@ func TestAdoptedMachinesWakeBeforeTheyWait(t *testing.T) {
 		y.balanced(t, 1)
 	})
 }
+
+// A machine that waits is whole; one that somebody waits for is not kept for that.
+func TestWaitingMachinesAreFinished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const finishTime = 10 * time.Second
+		var fail atomic.Bool
+		finished := 0
+		p, y, stop := start(t, Config{Target: map[session.Kind]int{session.Browser: 1}, Parallel: 1, MaxTotal: 10,
+			Finish: func(ctx context.Context, g *Guest) error {
+				finished++
+				if fail.Load() {
+					return errors.New("no page")
+				}
+				time.Sleep(finishTime)
+				return nil
+			}})
+		time.Sleep(bootTime + finishTime/2)
+		if r := p.Ready()[session.Browser]; r != 0 {
+			t.Errorf("%d machines wait before they are whole", r)
+		}
+		began := time.Now()
+		g, warm, err := p.Take(t.Context(), session.Browser)
+		if err != nil || warm || time.Since(began) != bootTime {
+			t.Errorf("warm %v after %s, %v", warm, time.Since(began), err)
+		}
+		time.Sleep(finishTime)
+		if r := p.Ready()[session.Browser]; r != 1 || finished != 1 {
+			t.Errorf("%d machines wait, %d were finished", r, finished)
+		}
+		fail.Store(true)
+		waiting, warm, err := p.Take(t.Context(), session.Browser)
+		if err != nil || !warm {
+			t.Fatal(warm, err)
+		}
+		time.Sleep(bootTime + time.Second)
+		if r := p.Ready()[session.Browser]; r != 0 {
+			t.Errorf("%d machines wait that are not whole", r)
+		}
+		stop()
+		y.balanced(t, 2)
+		_ = errors.Join(p.Destroy(g), p.Destroy(waiting))
+	})
+}

@@ -2,6 +2,8 @@ package pool
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/berth-dev/berth/shared/daemon"
@@ -106,7 +108,7 @@ func (p *Pool) next(paced bool) (session.Kind, bool) {
 // fill boots one machine for the pool. A failed boot waits before it gives its
 // place back, so that a broken image does not spin.
 func (p *Pool) fill(kind session.Kind) {
-	g, err := p.boot(p.ctx, kind)
+	g, err := p.bootWhole(kind)
 	if err != nil && p.ctx.Err() == nil {
 		bootsError.Inc()
 		p.log.Warn("a machine for the pool did not start", "kind", kind, "error", err)
@@ -125,6 +127,17 @@ func (p *Pool) fill(kind session.Kind) {
 	}
 	p.notifyLocked()
 	p.mu.Unlock()
+}
+
+func (p *Pool) bootWhole(kind session.Kind) (*Guest, error) {
+	g, err := p.boot(p.ctx, kind)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.finish(g); err != nil {
+		return nil, errors.Join(fmt.Errorf("finish machine: %w", err), g.Destroy())
+	}
+	return g, nil
 }
 
 // retire ends waiting machines that died or grew old. All of a pool have about

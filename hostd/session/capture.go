@@ -22,7 +22,8 @@ type Snapshots interface {
 	Write(ctx context.Context, sessionID string, o hostlink.Capture, c machine.Capture) (session.Snapshot, error)
 	// WritePortable stores an agent's export, as Write does.
 	WritePortable(ctx context.Context, sessionID string, o hostlink.Capture, state io.Reader) (session.Snapshot, error)
-	// Load opens a memory capture, on this host or in the blob store.
+	// Load opens a memory capture, on this host or in the blob store. Its parts may
+	// be read at once.
 	Load(ctx context.Context, sessionID, id string, key []byte) (machine.Capture, error)
 	// LoadPortable opens an agent's export, as Load does.
 	LoadPortable(ctx context.Context, sessionID, id string, key []byte) (io.ReadCloser, error)
@@ -143,6 +144,10 @@ func (s *live) capture(o hostlink.Capture, reply chan answer) {
 	case s.phase != running:
 		reply <- answer{err: apierr.New(apierr.OperationInProgress, "session %s is in another operation on its host", s.id).After(time.Second)}
 	default:
+		if err := s.choose(&o); err != nil {
+			reply <- answer{err: err}
+			return
+		}
 		if err := s.stop(o); err != nil {
 			reply <- answer{err: err}
 			return
@@ -150,6 +155,26 @@ func (s *live) capture(o hostlink.Capture, reply chan answer) {
 		s.waiting = []chan answer{reply}
 		s.begin(func(ctx context.Context) outcome { return s.captureNow(ctx, o) })
 	}
+}
+
+// choose makes an order for a memory one without where no host could go on with
+// it: the machine has outlived the monitor that it was started by, say. What only
+// a memory would carry over must not be lost by that.
+func (s *live) choose(o *hostlink.Capture) error {
+	k := s.kept()
+	if k == nil || o.Portable {
+		return nil
+	}
+	why := k.Restorable()
+	if why == nil {
+		return nil
+	}
+	if s.rec.Setup == session.SetupRunning {
+		return apierr.New(apierr.OperationInProgress, "the session's machine can only go on without its memory, and setup, which is still running, would be cut; try again when it is done").After(time.Second)
+	}
+	s.log.Warn("captured without its memory", "op", o.OpID, "error", why)
+	o.Portable = true
+	return nil
 }
 
 // stop makes a running session the source of an operation.

@@ -81,10 +81,14 @@ func (c *cut) revive() { c.mu.Lock(); defer c.mu.Unlock(); c.dead, c.at = false,
 
 // memSnapshots is a store in memory.
 type memSnapshots struct {
-	cut *cut
-	mu  sync.Mutex
-	all map[string]memSnapshot // guarded by mu
+	cut  *cut
+	mu   sync.Mutex
+	all  map[string]memSnapshot // guarded by mu
+	blob map[string]memSnapshot // in the blob store, guarded by mu
+	bad  map[string]bool        // that cannot be loaded, or exported; guarded by mu
 }
+
+var errDamaged = apierr.New(apierr.Internal, "it is damaged")
 
 type memSnapshot struct{ sessionID, state string }
 
@@ -106,6 +110,9 @@ func (m *memSnapshots) get(id string) (memSnapshot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, ok := m.all[id]
+	if m.bad[id] {
+		return s, errDamaged
+	}
 	if !ok {
 		return s, apierr.New(apierr.NotFound, "no snapshot %s", id)
 	}
@@ -126,6 +133,9 @@ func (m *memSnapshots) WritePortable(ctx context.Context, sessionID string, o ho
 
 func (m *memSnapshots) Load(_ context.Context, _, id string, _ []byte) (machine.Capture, error) {
 	s, err := m.get(id)
+	if s, ok := m.blob[id]; ok && err != nil {
+		return &fakeCapture{state: s.state}, nil
+	}
 	return &fakeCapture{state: s.state}, err
 }
 
@@ -133,7 +143,12 @@ func (m *memSnapshots) LoadPortable(_ context.Context, _, id string, _ []byte) (
 	s, err := m.get(id)
 	return io.NopCloser(bytes.NewReader([]byte(s.state))), err
 }
-func (m *memSnapshots) Has(id string) bool    { _, err := m.get(id); return err == nil }
+func (m *memSnapshots) Has(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.all[id]
+	return ok
+}
 func (m *memSnapshots) Parts(string) []string { return nil }
 func (m *memSnapshots) Drop(id string) error  { return m.Delete(context.Background(), id, "") }
 func (m *memSnapshots) List() (_, _ []string) { return nil, nil }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -48,6 +49,7 @@ type fakeGuest struct {
 	frozen bool   // the agent has frozen the customer's processes
 	fresh  bool   // a portable state went in
 	layers int
+	old    bool // of a monitor that is no more: nothing could restore its memory
 }
 
 func newFakeGuest(id string, kind session.Kind) *fakeGuest {
@@ -300,7 +302,15 @@ func (k keptGuest) Freeze(context.Context) error {
 }
 func (k keptGuest) Thaw(context.Context) error { return k.change("thaw", func() { k.still = false }) }
 func (k keptGuest) TemplateHash() string       { return "template" }
-func (k keptGuest) Frozen() bool               { k.mu.Lock(); defer k.mu.Unlock(); return k.still }
+func (k keptGuest) Restorable() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.old {
+		return errors.New("started by another monitor")
+	}
+	return nil
+}
+func (k keptGuest) Frozen() bool { k.mu.Lock(); defer k.mu.Unlock(); return k.still }
 func (k keptGuest) Capture(context.Context) (machine.Capture, error) {
 	var c *fakeCapture
 	err := k.change("capture", func() { c = &fakeCapture{state: k.state} })
@@ -314,5 +324,10 @@ type fakeCapture struct {
 }
 
 func (*fakeCapture) Close() error { return nil }
+
+// Pages has none: what a memory holds is in state.
+func (*fakeCapture) Pages() iter.Seq2[machine.Page, error] {
+	return func(func(machine.Page, error) bool) {}
+}
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

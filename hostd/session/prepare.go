@@ -36,6 +36,9 @@ func (h *Host) haveTemplate(ctx context.Context, id string, o hostlink.Prepare) 
 	peer := h.peers(o.From)
 	defer peer.Close()
 	t, err := peer.TemplateOf(ctx, id)
+	if err == nil && t.Template == "" { // it will come without its memory
+		return nil
+	}
 	if err == nil && !h.keeper.HasTemplate(t.Template) {
 		err = h.fetchTemplate(ctx, peer, t.Template)
 	}
@@ -54,7 +57,8 @@ func (h *Host) MadeTemplate(recipe string) (m hostlink.MadeTemplate) {
 	return m
 }
 
-// TemplateOf names the template of a running session's machine.
+// TemplateOf names the template of a running session's machine; none where no
+// host could restore the machine's memory.
 func (h *Host) TemplateOf(id string) (t hostlink.TemplateOf, err error) {
 	s := h.find(id)
 	if s == nil {
@@ -66,6 +70,9 @@ func (h *Host) TemplateOf(id string) (t hostlink.TemplateOf, err error) {
 	}
 	if kept == nil {
 		return t, apierr.New(apierr.NotFound, "session %s has a machine without a template", id)
+	}
+	if kept.Restorable() != nil {
+		return t, nil
 	}
 	return hostlink.TemplateOf{Template: kept.TemplateHash()}, nil
 }

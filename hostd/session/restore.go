@@ -173,10 +173,11 @@ func (h *Host) remake(ctx context.Context, rec *Record, o hostlink.Restore) (*po
 }
 
 func (h *Host) remakeMemory(ctx context.Context, rec *Record, o hostlink.Restore) (g *pool.Guest, acquired time.Duration, err error) {
-	c, err := h.snapshots.Load(ctx, rec.Acquire.SessionID, o.Snapshot.ID, o.Key)
+	loaded, err := h.snapshots.Load(ctx, rec.Acquire.SessionID, o.Snapshot.ID, o.Key)
 	if err != nil {
 		return nil, 0, err
 	}
+	c := readAhead(loaded)
 	began := time.Now()
 	g, err = h.pool.Make(o.OpID, func() (*pool.Guest, error) {
 		return h.rebuild(ctx, rec.Acquire.Kind, c, func(m machine.Handle) error {

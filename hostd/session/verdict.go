@@ -124,24 +124,31 @@ func (s *live) thaw(ctx context.Context, op Op, proxy agentlink.Proxy) (st agent
 		}
 	}
 	step.done("cont")
-	if err := s.thawAgent(ctx, proxy); err != nil {
-		return st, err
-	}
-	step.done("agent")
-	if st, err = s.guest.Agent.State(ctx); err == nil && st.SessionID != s.id {
+	// Asked before the customer's processes want the processors too; who comes or
+	// leaves from here on the agent tells.
+	err = s.insist(ctx, func(ctx context.Context) (err error) {
+		st, err = s.guest.Agent.State(ctx)
+		return err
+	})
+	if err == nil && st.SessionID != s.id {
 		err = fmt.Errorf("the machine says it is session %q", event.Cut(st.SessionID, 64))
 	}
+	step.done("answer")
+	if err == nil {
+		order := pool.Thaw(false)
+		order.Proxy = &proxy
+		err = s.insist(ctx, func(ctx context.Context) error { return s.guest.Agent.Thaw(ctx, order) })
+	}
+	step.done("agent")
 	return st, err
 }
 
-// thawAgent asks until the agent has answered: the first connections after a
+// insist asks until the agent has answered: the first connections after a
 // restore may be lost.
-func (s *live) thawAgent(ctx context.Context, proxy agentlink.Proxy) error {
-	order := pool.Thaw(false)
-	order.Proxy = &proxy
+func (s *live) insist(ctx context.Context, ask func(context.Context) error) error {
 	for {
 		try, cancel := context.WithTimeoutCause(ctx, thawTry, fmt.Errorf("no answer within %s", thawTry))
-		err := s.guest.Agent.Thaw(try, order)
+		err := ask(try)
 		cancel()
 		if err == nil {
 			return nil

@@ -157,7 +157,7 @@ func (w *world) rebuild(_ context.Context, kind session.Kind, c machine.Capture,
 		return nil, err
 	}
 	f, err := w.add("rebuild", h, func(f *fakeGuest) {
-		f.state, f.still, f.frozen, f.started.SessionID = c.(*fakeCapture).state, true, true, "s"
+		f.state, f.still, f.frozen, f.started.SessionID = c.(*ahead).Capture.(*fakeCapture).state, true, true, "s"
 		f.notices = []agentlink.Notice{{N: 1}, {N: 2}, {N: 3}} // its memory has what begin made it tell
 	})
 	if err != nil {

@@ -41,17 +41,20 @@ func (s *Store) fetch(ctx context.Context, ref Ref) error {
 	}
 	defer end()
 	s.mu.Lock()
-	here := s.entries[ref.ID] != nil || s.broken[ref.ID] != nil
+	here, none := s.entries[ref.ID] != nil, ErrNotFound
+	if b := s.broken[ref.ID]; b.err != nil { // there may be a whole one
+		none = b.err
+	}
 	s.mu.Unlock()
 	if here {
 		return nil
 	}
 	if s.bucket == nil || s.marked(condemned, ref.ID) {
-		return ErrNotFound
+		return none
 	}
 	p, err := s.fetchManifest(ctx, manifestKey(ref))
 	if errors.Is(err, fs.ErrNotExist) {
-		return ErrNotFound
+		return none
 	}
 	if err != nil {
 		return err

@@ -96,10 +96,12 @@ func page(seed uint64) []byte {
 	return p
 }
 
+var layerData = bytes.Repeat([]byte("disk"), 700_000) // never altered
+
 // newMachine has count pages from index 1000 on, every seventh of zeros.
 func newMachine(count int) *fakeMachine {
 	m := &fakeMachine{template: "t1", pages: map[uint64][]byte{}, device: []byte("device state"),
-		layers: []fakeLayer{{"layer-1", bytes.Repeat([]byte("disk"), 700_000)}, {"layer-2", nil}}}
+		layers: []fakeLayer{{"layer-1", layerData}, {"layer-2", nil}}}
 	for i := range uint64(count) {
 		m.pages[1000+i+i/100] = page(i)
 		if i%7 == 0 {

@@ -74,8 +74,8 @@ func (s *Store) openManifest(ref Ref, key Key) (*previous, error) {
 	s.mu.Lock()
 	here, broken := s.entries[ref.ID] != nil, s.broken[ref.ID]
 	s.mu.Unlock()
-	if broken != nil {
-		return nil, broken
+	if broken.err != nil {
+		return nil, broken.err
 	}
 	if !here {
 		return nil, ErrNotFound

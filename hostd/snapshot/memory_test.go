@@ -29,7 +29,10 @@ func (e *endless) Pages() iter.Seq2[machine.Page, error] {
 	}
 }
 
+// heap is what is in use. Twice: the first collection keeps what became garbage
+// while it ran, which takes long on a busy computer, and what pools hold.
 func heap() uint64 {
+	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -58,23 +58,44 @@ func nonce(n uint64, last bool) []byte {
 
 // frame makes chunk n as it stands in the file; scratch and dst are reused.
 func (s seal) frame(dst, scratch, plain []byte, n uint64, last bool) (frame, used []byte) {
-	used = encoder().EncodeAll(plain, scratch[:0])
-	dst = binary.BigEndian.AppendUint32(dst[:0], uint32(len(used)+tagSize))
+	used = encoder().EncodeAll(plain, room(scratch, len(plain)))
+	dst = binary.BigEndian.AppendUint32(room(dst, 4+len(used)+tagSize), uint32(len(used)+tagSize))
 	return s.aead.Seal(dst, nonce(n, last), used, s.head), used
 }
 
-// open undoes frame without its length. The result is in dst's memory, which
-// must have room for maxPlain bytes; sealed is overwritten.
+// open undoes frame without its length. The result is in dst's memory if that is
+// large enough; sealed is overwritten.
 func (s seal) open(dst, sealed []byte, n uint64, last bool) ([]byte, error) {
 	packed, err := s.aead.Open(sealed[:0], nonce(n, last), sealed, s.head)
 	if err != nil {
 		return nil, refuse(Damaged, "chunk %d was altered, is out of place or sealed with another key", n)
 	}
-	plain, err := decoder().DecodeAll(packed, dst[:0])
+	plain, err := decoder().DecodeAll(packed, room(dst, plainSize(packed)))
 	if err != nil {
 		return nil, refuse(Damaged, "chunk %d: %v", n, err)
 	}
 	return plain, nil
+}
+
+// room is buf, empty, or another one if it has no room for n bytes. Unlike
+// append it leaves no smaller ones behind.
+func room(buf []byte, n int) []byte {
+	if cap(buf) < n {
+		return make([]byte, 0, n)
+	}
+	return buf[:0]
+}
+
+// plainSize is how much room the decoder gets; it refuses what needs more.
+func plainSize(packed []byte) int {
+	if len(packed) == 0 { // what the encoder makes of nothing: the last chunk
+		return 0
+	}
+	var h zstd.Header
+	if h.Decode(packed) != nil || !h.HasFCS || h.FrameContentSize > maxPlain {
+		return maxPlain
+	}
+	return int(h.FrameContentSize)
 }
 
 // packWriter writes one pack. One goroutine owns it; seal may be used beside.

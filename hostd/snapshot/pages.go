@@ -28,10 +28,8 @@ type batch struct {
 	frame   []byte
 }
 
-// batches are waiting to be used again.
-var batches = sync.Pool{New: func() any {
-	return &batch{data: make([]byte, 0, chunkPages*machine.PageSize)}
-}}
+// batches are waiting to be used again, as large as they were needed.
+var batches = sync.Pool{New: func() any { return &batch{} }}
 
 func newBatch() *batch {
 	b := batches.Get().(*batch)
@@ -56,7 +54,7 @@ func (b *batch) add(p machine.Page, old record) {
 // stored in slot, and makes a chunk of the latter.
 func (b *batch) seal(s seal, n uint64, slot byte) {
 	count := 0
-	b.plain = append(b.plain[:0], 0, 0)
+	b.plain = append(room(b.plain, 2+len(b.index)*(8+machine.PageSize)), 0, 0)
 	for i, index := range b.index {
 		r := b.judge(i, slot)
 		if r.slot == slot {

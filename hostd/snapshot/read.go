@@ -133,7 +133,7 @@ func (p *packReader) readFrame() (c *chunk, last bool, err error) {
 		return nil, false, refuse(Truncated, "pack ends in chunk %d", p.n)
 	}
 	c = chunks.Get().(*chunk)
-	c.sealed = c.sealed[:n]
+	c.sealed = room(c.sealed, int(n))[:n]
 	if _, err := p.r.ReadAt(c.sealed, p.off+4); err != nil {
 		return nil, false, short(err, "pack")
 	}
@@ -141,10 +141,8 @@ func (p *packReader) readFrame() (c *chunk, last bool, err error) {
 	return c, p.off == p.size, nil
 }
 
-// chunks are waiting to be used again: clearing 2 MiB costs more than most packs.
-var chunks = sync.Pool{New: func() any {
-	return &chunk{sealed: make([]byte, 0, maxFrame), plain: make([]byte, 0, maxPlain)}
-}}
+// chunks are waiting to be used again, as large as they were needed.
+var chunks = sync.Pool{New: func() any { return &chunk{} }}
 
 func (p *packReader) release(c *chunk) { chunks.Put(c) }
 

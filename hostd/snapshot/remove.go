@@ -64,7 +64,7 @@ func (s *Store) drop(id string) error {
 	delete(s.entries, id)
 	delete(s.broken, id)
 	s.mu.Unlock()
-	errs := []error{s.fs.syncDir(s.path(manifests, "")), s.fs.remove(s.path(wanted, id)), s.fs.remove(s.path(stored, id))}
+	errs := []error{s.fs.syncDir(s.path(manifests, "")), s.fs.remove(s.path(wanted, id)), s.fs.remove(s.path(stored, id)), s.fs.remove(s.path(aside, id))}
 	if e != nil && errs[0] == nil { // a manifest that comes back after a power failure must find its packs
 		errs = append(errs, s.unpin(e.names()...))
 	}
@@ -139,13 +139,15 @@ func (s *Store) tidy() error {
 	return errors.Join(append(errs, s.sweepPacks())...)
 }
 
-// sweepPacks removes packs that nobody refers to. As long as a manifest that is
-// to be kept cannot be read, nobody knows which those are.
+// sweepPacks removes packs that nobody refers to. As long as there is a manifest
+// that cannot be read now and might be later, nobody knows which those are.
 func (s *Store) sweepPacks() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.broken) > 0 {
-		return nil
+	for _, b := range s.broken {
+		if !b.aside {
+			return nil
+		}
 	}
 	names, err := s.names(packs)
 	errs := []error{err}

@@ -54,7 +54,7 @@ type Store struct {
 
 	mu      sync.Mutex               // guards what is below
 	entries map[string]*entry        // by snapshot id
-	broken  map[string]error         // manifests that could not be read, by snapshot id
+	broken  map[string]broken        // manifests that could not be read, by snapshot id
 	refs    map[string]int           // by pack: manifests and writers that need it
 	packs   map[string]pack          // those that a manifest names
 	busy    map[string]chan struct{} // sessions that somebody works on, closed when done
@@ -73,6 +73,7 @@ const (
 	wanted    = "upload"  // to be brought to the blob store
 	stored    = "durable" // brought there, or fetched from there
 	condemned = "gone"    // to be removed there; holds the session's id
+	aside     = "aside"   // manifests that are of no use to anybody
 )
 
 // Open opens the store in dir, made if absent, and goes on with what was to be
@@ -84,10 +85,10 @@ func Open(dir string, bucket Bucket, log *slog.Logger) (*Store, error) {
 func open(dir string, bucket Bucket, log *slog.Logger, hook func(op, path string) error) (*Store, error) {
 	s := &Store{
 		dir: dir, bucket: bucket, log: log, fs: files{hook},
-		entries: map[string]*entry{}, broken: map[string]error{}, refs: map[string]int{},
+		entries: map[string]*entry{}, broken: map[string]broken{}, refs: map[string]int{},
 		packs: map[string]pack{}, busy: map[string]chan struct{}{},
 	}
-	for _, sub := range []string{manifests, packs, wanted, stored, condemned} {
+	for _, sub := range []string{manifests, packs, wanted, stored, condemned, aside} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("open snapshots: %w", err)
 		}
@@ -129,13 +130,12 @@ func (s *Store) read() error {
 			err = refuse(Foreign, "manifest %s is that of %s", id, p.ID)
 		}
 		if err != nil {
-			s.log.Error("a snapshot cannot be read", "snapshot", id, "error", err)
-			s.broken[id] = err
+			s.broken[id] = s.lookAt(id, err)
 			continue
 		}
 		s.addLocked(p.header, s.marked(stored, id))
 	}
-	return nil
+	return s.readAside()
 }
 
 // names lists a folder of the store.
@@ -263,6 +263,24 @@ func (s *Store) List() []Info {
 		all = append(all, e.info())
 	}
 	return all
+}
+
+// Templates names the templates that snapshots here go back to, by content hash;
+// whole is false where a snapshot cannot be read now that might be later.
+func (s *Store) Templates() (hashes []string, whole bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		if e.Template != "" {
+			hashes = append(hashes, e.Template)
+		}
+	}
+	for _, b := range s.broken {
+		if !b.aside {
+			return hashes, false
+		}
+	}
+	return hashes, true
 }
 
 func (e *entry) info() Info {

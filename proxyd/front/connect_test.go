@@ -127,7 +127,7 @@ func TestHelloIsChecked(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(time.Minute))
 		wire(conn)
 		_, _ = io.WriteString(conn, "CONNECT 127.0.0.1:80 HTTP/1.1\r\n\r\n")
 		if b, err := io.ReadAll(conn); len(b) > 0 || err != nil && !errors.Is(err, syscall.ECONNRESET) {

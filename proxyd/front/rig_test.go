@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -54,7 +55,7 @@ func newRigWith(t *testing.T, limit int, drain time.Duration, ups upstream.Confi
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := Listen(context.Background(), "127.0.0.1:0")
+	ln, err := Listen(context.Background(), "127.71.3.5:0") // where nobody else listens: after a stop nobody is there
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func newRigWith(t *testing.T, limit int, drain time.Duration, ups upstream.Confi
 		r.stop()
 		select {
 		case <-r.ended:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Serve did not return")
 		}
 	})
@@ -116,7 +117,7 @@ func (r *rig) dialWith(session string, sealed []byte) *net.TCPConn {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	return conn
 }
 
@@ -175,7 +176,7 @@ func (r *rig) client(session string) *http.Client {
 	tr := &http.Transport{Proxy: http.ProxyURL(proxy), MaxConnsPerHost: 1, DisableCompression: true,
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return r.dial(session), nil }}
 	r.t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 20 * time.Second}
+	return &http.Client{Transport: tr, Timeout: time.Minute}
 }
 
 // billed are the bytes in the ledger, all of project "p" and one type.
@@ -198,7 +199,7 @@ func (r *rig) settled(session string) meter.Counts {
 
 func (r *rig) until(session string, ok func(meter.Counts) bool) meter.Counts {
 	r.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		c := r.meter.Session(session)
 		if ok(c) {
 			return c
@@ -223,7 +224,7 @@ func serveTCP(t *testing.T, handle func(*net.TCPConn)) string {
 			if err != nil {
 				return
 			}
-			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			_ = conn.SetDeadline(time.Now().Add(time.Minute))
 			open.Go(func() {
 				defer conn.Close()
 				handle(conn.(*net.TCPConn))
@@ -248,14 +249,22 @@ func portOf(t *testing.T, addr string) uint16 {
 	return uint16(n)
 }
 
+// nobody is an address where nobody listens, and that nobody takes meanwhile.
 func nobody(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	s, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
-	return ln.Addr().String()
+	t.Cleanup(func() { _ = syscall.Close(s) })
+	if err := syscall.Bind(s, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	bound, err := syscall.Getsockname(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(bound.(*syscall.SockaddrInet4).Port))
 }
 
 // send writes a raw request and reads one response.

@@ -185,14 +185,14 @@ func TestDialRefusesMailPortsBeforeResolving(t *testing.T) {
 }
 
 func TestDialFailures(t *testing.T) {
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	ln, err := net.Listen("tcp4", "127.71.3.4:0") // where nobody else listens, so that the port stays free
 	if err != nil {
 		t.Fatal(err)
 	}
 	port := uint16(ln.Addr().(*net.TCPAddr).Port)
 	ln.Close()
 	g := New(allow(t, "127.0.0.0/8"), nil)
-	target := egress.Target{Addr: netip.MustParseAddr("127.0.0.1"), Port: port}
+	target := egress.Target{Addr: netip.MustParseAddr("127.71.3.4"), Port: port}
 	if _, err := g.Dial(context.Background(), target); reasonOf(err) != egress.UpstreamUnreachable {
 		t.Errorf("nobody listens: %v", err)
 	}

@@ -46,7 +46,7 @@ func (b *bench) move(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	thaw, err := b.stack.stepsOf(ctx, "berth_thaw_seconds", "cont", "agent")
+	thaw, err := b.stack.stepsOf(ctx, "berth_thaw_seconds", "cont", "answer", "agent")
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,7 @@ const (
 	ControlFreeze = "/control/freeze" // POST Freeze → 204: customer processes stand still; idempotent
 	ControlClock  = "/control/clock"  // GET → Clock
 	ControlThaw   = "/control/thaw"   // POST Thaw → 204: clock, entropy, identity are mended, then customer processes go on; idempotent
+	ControlWhole  = "/control/whole"  // POST {} → 204 once all is there that a Fresh thaw leaves for later: a page, a bash
 	ControlExport = "/control/export" // GET → the session's portable state as one stream; the machine must be frozen
 	ControlImport = "/control/import" // POST that stream → 204; once, on a machine that was started with Held
 	ControlProxy  = "/control/proxy"  // POST Proxy → 204: for shells, terminals and commands started from now on; idempotent
@@ -117,6 +118,9 @@ type Proxy struct {
 // alive, since the export asks it for tabs, cookies and storage.
 type Freeze struct {
 	Portable bool `json:"portable,omitempty"`
+	// Template: a machine that has no session is made fit to be cloned, which may
+	// take a minute. It has no page, renderer or bash then; a Fresh thaw is next.
+	Template bool `json:"template,omitempty"`
 }
 
 // Clock is a machine's clock that nobody sets (CLOCK_MONOTONIC), nanoseconds.
@@ -132,8 +136,8 @@ type Thaw struct {
 	Entropy []byte    `json:"entropy"`        // at least 64 random bytes for the guest kernel's pool, credited
 	// Fresh: the memory was cloned from a template, so all that must be unique is
 	// made anew: machine-id, host keys, boot id where possible, seeds of running
-	// processes (Chrome restarts what carries random state), the lineage of
-	// session links. False: the memory is the one continuation of its capture.
+	// processes (Chrome's are wiped), the lineage of session links. Chrome's page
+	// and a bash come when they are needed, or a little later: see ControlWhole. False: the memory is the one continuation of its capture.
 	Fresh bool `json:"fresh,omitempty"`
 	// Proxy is in force before the customer's processes go on; nil changes nothing.
 	Proxy *Proxy `json:"proxy,omitempty"`

@@ -42,14 +42,27 @@ func Open(ctx context.Context, where string) (*Bucket, error) {
 		return openFolder(where)
 	}
 	u, err := url.Parse(where)
-	if err != nil || u.Scheme != "s3" || u.Host == "" {
-		return nil, fmt.Errorf("blob: %q: want an absolute folder or s3://BUCKET?region=R", where)
+	if err != nil || u.Scheme != "s3" || u.Host == "" { // not a word of it: it may hold credentials
+		return nil, errors.New("blob: the address is neither an absolute folder nor s3://BUCKET?region=R")
 	}
+	name := "s3://" + u.Host
 	b, err := blob.OpenBucket(ctx, where)
 	if err != nil {
-		return nil, fmt.Errorf("blob: open %s: %w", u.Redacted(), err)
+		return nil, fmt.Errorf("blob: open %s: %w", name, withoutURL(err, u))
 	}
-	return &Bucket{bucket: b, where: "s3://" + u.Host}, nil
+	return &Bucket{bucket: b, where: name}, nil
+}
+
+// withoutURL is the cause of an error that names the whole address, credentials
+// included.
+func withoutURL(err error, u *url.URL) error {
+	for err != nil && (strings.Contains(err.Error(), u.String()) || u.RawQuery != "" && strings.Contains(err.Error(), u.RawQuery)) {
+		err = errors.Unwrap(err)
+	}
+	if err == nil {
+		return errors.New("the address is not one that the S3 client takes")
+	}
+	return err
 }
 
 func openFolder(path string) (*Bucket, error) {

@@ -189,3 +189,23 @@ func (s *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.get(w, r, key)
 	}
 }
+
+// What an address holds beside the bucket may be credentials: no error tells it.
+func TestOpenTellsNoCredentials(t *testing.T) {
+	for _, where := range []string{
+		"s3://bucket?region=local&secret_key=hunter2",
+		"s3://user:hunter2@bucket?region=local&no_such_thing=1",
+		"s3://user:hunter2@bucket?region=local&use_path_style=perhaps",
+		"s3://user:hunter2@",
+		"https://user:hunter2@example.com/bucket",
+		"user:hunter2@bucket\x7f",
+	} {
+		_, err := Open(t.Context(), where)
+		if err == nil {
+			t.Fatalf("%q opened", where)
+		}
+		if strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "user") {
+			t.Errorf("the error tells the secret: %v", err)
+		}
+	}
+}

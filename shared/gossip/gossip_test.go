@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -38,21 +39,46 @@ func kill(p *Pool) {
 	_ = p.list.Shutdown()
 }
 
-// until waits for p to see what want says, as long as it may take.
-func until(t *testing.T, p *Pool, within time.Duration, what string, want func([]Member) bool) {
-	t.Helper()
+// until waits for p to see what want says; late says how it was not so in time.
+func until(p *Pool, within time.Duration, what string, want func([]Member) bool) (late string) {
 	deadline := time.After(within)
 	for {
 		changed := p.Changed()
 		members := p.Members("")
 		if want(members) {
-			return
+			return ""
 		}
 		select {
 		case <-changed:
 		case <-deadline:
-			t.Fatalf("%s: after %s %s sees %s", what, within, p.Name(), names(members))
+			return fmt.Sprintf("%s: after %s %s sees %s", what, within, p.Name(), names(members))
 		}
+	}
+}
+
+// sees waits for something that may take as long as it likes.
+func sees(t *testing.T, p *Pool, want string) {
+	t.Helper()
+	if late := until(p, time.Minute, "start", see(want)); late != "" {
+		t.Fatal(late)
+	}
+}
+
+// inTime plays something that has to be quick. A computer that is busy may be
+// late now and then, but not every time.
+func inTime(t *testing.T, play func(t *testing.T) (late string)) {
+	t.Helper()
+	const tries = 4
+	for n := 1; ; n++ {
+		var late string
+		t.Run(fmt.Sprint("try ", n), func(t *testing.T) { late = play(t) })
+		switch {
+		case late == "" || t.Failed():
+			return
+		case n == tries:
+			t.Fatal(late)
+		}
+		t.Log(late)
 	}
 }
 
@@ -69,88 +95,101 @@ func see(want string) func([]Member) bool {
 }
 
 func TestMembersFindEachOther(t *testing.T) {
-	gw := join(t, "gw", "127.0.0.1:0", Gateway)
-	h1 := join(t, "h1", "127.0.0.1:0", Hostd, gw.Addr())
-	h2 := join(t, "h2", "127.0.0.1:0", Hostd, gw.Addr())
-	for _, p := range []*Pool{gw, h1, h2} {
-		until(t, p, 10*time.Second, "start", see("gw h1 h2"))
-	}
-	if got := names(gw.Members(Hostd)); got != "h1 h2" {
-		t.Errorf("hosts: %s", got)
-	}
-	if got := gw.Members(Gateway); len(got) != 1 || got[0].Gossip != gw.Addr() || got[0].Region != "local" {
-		t.Errorf("itself: %+v", got)
-	}
-	if err := h2.Leave(5 * time.Second); err != nil {
-		t.Error(err)
-	}
-	until(t, gw, 5*time.Second, "a leave", see("gw h1"))
+	inTime(t, func(t *testing.T) string {
+		gw := join(t, "gw", "127.0.0.1:0", Gateway)
+		h1 := join(t, "h1", "127.0.0.1:0", Hostd, gw.Addr())
+		h2 := join(t, "h2", "127.0.0.1:0", Hostd, gw.Addr())
+		for _, p := range []*Pool{gw, h1, h2} {
+			sees(t, p, "gw h1 h2")
+		}
+		if got := names(gw.Members(Hostd)); got != "h1 h2" {
+			t.Errorf("hosts: %s", got)
+		}
+		if got := gw.Members(Gateway); len(got) != 1 || got[0].Gossip != gw.Addr() || got[0].Region != "local" {
+			t.Errorf("itself: %+v", got)
+		}
+		if err := h2.Leave(time.Minute); err != nil {
+			t.Error(err)
+		}
+		return until(gw, 5*time.Second, "a leave", see("gw h1"))
+	})
 }
 
 func TestAHostThatStartsFirstFindsItsGatewayLater(t *testing.T) {
-	addr := freeAddr(t)
-	h := join(t, "h", "127.0.0.1:0", Hostd, addr)
-	until(t, h, time.Second, "alone", see("h"))
-	gw := join(t, "gw", addr, Gateway)
-	until(t, gw, 5*time.Second, "the gateway", see("gw h"))
-	until(t, h, 5*time.Second, "the host", see("gw h"))
+	inTime(t, func(t *testing.T) string {
+		addr := freeAddr(t)
+		h := join(t, "h", "127.0.0.1:0", Hostd, addr)
+		sees(t, h, "h")
+		gw := join(t, "gw", addr, Gateway)
+		return cmp.Or(until(gw, 5*time.Second, "the gateway", see("gw h")), until(h, 5*time.Second, "the host", see("gw h")))
+	})
 }
+
+// ownIP is an address of this computer that nobody else binds: a port there is
+// not taken by another program between two uses.
+const ownIP = "127.71.3.9:0"
 
 // freeAddr is an address that nobody has now.
 func freeAddr(t *testing.T) string {
-	p := join(t, "probe", "127.0.0.1:0", Gateway)
+	p := join(t, "probe", ownIP, Gateway)
 	addr := p.Addr()
 	kill(p)
 	return addr
 }
 
 func TestAKilledMemberIsOutWithinFiveSeconds(t *testing.T) {
-	gw := join(t, "gw", "127.0.0.1:0", Gateway)
-	h := join(t, "h", "127.0.0.1:0", Hostd, gw.Addr())
-	other := join(t, "other", "127.0.0.1:0", Proxyd, gw.Addr())
-	until(t, gw, 10*time.Second, "start", see("gw h other"))
-	kill(h)
-	until(t, gw, 5*time.Second, "kill", see("gw other"))
-	until(t, other, 5*time.Second, "kill", see("gw other"))
+	inTime(t, func(t *testing.T) string {
+		gw := join(t, "gw", "127.0.0.1:0", Gateway)
+		h := join(t, "h", "127.0.0.1:0", Hostd, gw.Addr())
+		other := join(t, "other", "127.0.0.1:0", Proxyd, gw.Addr())
+		sees(t, gw, "gw h other")
+		kill(h)
+		return cmp.Or(until(gw, 5*time.Second, "kill", see("gw other")), until(other, 5*time.Second, "kill", see("gw other")))
+	})
 }
 
 func TestAKilledGatewayThatComesBackIsFound(t *testing.T) {
-	gw := join(t, "gw", "127.0.0.1:0", Gateway)
-	addr := gw.Addr()
-	h := join(t, "h", "127.0.0.1:0", Hostd, addr)
-	until(t, h, 10*time.Second, "start", see("gw h"))
-	kill(gw)
-	again := join(t, "gw", addr, Gateway) // knows nobody
-	until(t, again, 2*time.Second, "after the restart", see("gw h"))
-	until(t, h, 2*time.Second, "after the restart", see("gw h"))
+	inTime(t, func(t *testing.T) string {
+		gw := join(t, "gw", ownIP, Gateway)
+		addr := gw.Addr()
+		h := join(t, "h", "127.0.0.1:0", Hostd, addr)
+		sees(t, h, "gw h")
+		kill(gw)
+		again := join(t, "gw", addr, Gateway) // knows nobody
+		return cmp.Or(until(again, 2*time.Second, "after the restart", see("gw h")), until(h, 2*time.Second, "after the restart", see("gw h")))
+	})
 }
 
 func TestARestartOnAnotherAddressReplacesAtOnce(t *testing.T) {
-	gw := join(t, "gw", "127.0.0.1:0", Gateway)
-	h := join(t, "h", "127.0.0.1:0", Hostd, gw.Addr())
-	until(t, gw, 10*time.Second, "start", see("gw h"))
-	kill(h)
-	again := join(t, "h", "127.0.0.1:0", Hostd, gw.Addr())
-	// Well below the time in which the dead one would be missed.
-	until(t, gw, 1200*time.Millisecond, "the new address", func(m []Member) bool {
-		return len(m) == 2 && m[1].Gossip == again.Addr()
+	inTime(t, func(t *testing.T) string {
+		gw := join(t, "gw", "127.0.0.1:0", Gateway)
+		h := join(t, "h", "127.0.0.1:0", Hostd, gw.Addr())
+		sees(t, gw, "gw h")
+		kill(h)
+		again := join(t, "h", "127.0.0.1:0", Hostd, gw.Addr())
+		// Well below the time in which the dead one would be missed.
+		return until(gw, 1200*time.Millisecond, "the new address", func(m []Member) bool {
+			return len(m) == 2 && m[1].Gossip == again.Addr()
+		})
 	})
 }
 
 func TestUpdatesArriveAndTheLastOneStays(t *testing.T) {
-	gw := join(t, "gw", "127.0.0.1:0", Gateway)
-	h := join(t, "h", "127.0.0.1:0", Hostd, gw.Addr())
-	until(t, gw, 10*time.Second, "start", see("gw h"))
-	for i := range 1000 {
-		if err := h.Update(func(m *Meta) { m.Free, m.Warm = i+1, map[string]int{"browser": i} }); err != nil {
-			t.Fatal(err)
+	inTime(t, func(t *testing.T) string {
+		gw := join(t, "gw", "127.0.0.1:0", Gateway)
+		h := join(t, "h", "127.0.0.1:0", Hostd, gw.Addr())
+		sees(t, gw, "gw h")
+		for i := range 1000 {
+			if err := h.Update(func(m *Meta) { m.Free, m.Warm = i+1, map[string]int{"browser": i} }); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if self := h.Self(); self.Free != 1000 {
-		t.Errorf("itself it sees %d free", self.Free)
-	}
-	until(t, gw, 5*time.Second, "updates", func(m []Member) bool {
-		return len(m) == 2 && m[1].Free == 1000 && m[1].Warm["browser"] == 999
+		if self := h.Self(); self.Free != 1000 {
+			t.Errorf("itself it sees %d free", self.Free)
+		}
+		return until(gw, 5*time.Second, "updates", func(m []Member) bool {
+			return len(m) == 2 && m[1].Free == 1000 && m[1].Warm["browser"] == 999
+		})
 	})
 }
 

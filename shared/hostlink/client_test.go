@@ -31,7 +31,7 @@ func client(t *testing.T, handle http.HandlerFunc) *Client {
 }
 
 func TestHostThatIsAway(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", "127.71.3.8:0") // where nobody else listens, so that the port stays free
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestSilentHostCountsAsBroken(t *testing.T) {
 	})
 	var last error
 	n := 0
-	for _, err := range follow[Notice](t.Context(), c, "/", 50*time.Millisecond) {
+	for _, err := range follow[Notice](t.Context(), c, "/", 3*time.Second) {
 		n, last = n+1, err
 	}
 	if n != 2 || last == nil || !strings.Contains(last.Error(), "silent") {

@@ -43,7 +43,7 @@ type Prepare struct {
 
 // TemplateOf names the template that a running machine goes back to.
 type TemplateOf struct {
-	Template string `json:"template"` // content hash
+	Template string `json:"template"` // content hash; empty: nothing could restore its memory any more
 }
 
 // MadeTemplate says whether a host has the template made by a recipe.

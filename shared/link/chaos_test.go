@@ -135,7 +135,7 @@ type world struct {
 	mu   sync.Mutex
 	rng  *rand.Rand
 	l    *Listener
-	pipe func() (net.Conn, net.Conn)
+	pipe func() (near, far net.Conn, err error)
 	keep time.Duration
 
 	busy   sync.WaitGroup // Serves; it grows under mu
@@ -149,6 +149,11 @@ func (w *world) draw(n int) int {
 	return w.rng.IntN(n)
 }
 
+func netPipe() (near, far net.Conn, err error) {
+	near, far = net.Pipe()
+	return near, far, nil
+}
+
 // dial gives one end of a pipe whose other end may reach the agent late, after
 // those dialled later.
 func (w *world) dial(context.Context) (net.Conn, error) {
@@ -158,7 +163,10 @@ func (w *world) dial(context.Context) (net.Conn, error) {
 	if w.draw(10) == 0 {
 		return nil, errNoWay
 	}
-	near, far := w.pipe()
+	near, far, err := w.pipe()
+	if err != nil {
+		return nil, err
+	}
 	c := &chaos{Conn: near, rng: rand.New(rand.NewPCG(uint64(w.draw(1<<30)), 0)), delay: w.plan.delay, budget: -1}
 	if w.plan.cutEvery > 0 {
 		c.budget = helloLen/2 + w.draw(2*w.plan.cutEvery)
@@ -327,7 +335,7 @@ func (w *world) run() error {
 // each side's dependence on the other shows as a deadlock.
 func TestChaos(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		w := &world{plan: drawPlan(rt, 100<<10, 20*time.Millisecond), pipe: net.Pipe}
+		w := &world{plan: drawPlan(rt, 100<<10, 20*time.Millisecond), pipe: netPipe}
 		var err error
 		synctest.Test(t, func(*testing.T) {
 			err = w.run()
@@ -374,18 +382,17 @@ func chaosSockets(t *testing.T) {
 	}
 	defer ln.Close()
 	var dialling sync.Mutex
-	pipe := func() (net.Conn, net.Conn) {
+	pipe := func() (near, far net.Conn, err error) { // fails when the test is over, and a stream dials yet
 		dialling.Lock()
 		defer dialling.Unlock()
-		near, err := net.Dial("tcp", ln.Addr().String())
-		if err != nil {
-			panic(err)
+		if near, err = net.Dial("tcp", ln.Addr().String()); err != nil {
+			return nil, nil, err
 		}
-		far, err := ln.Accept()
-		if err != nil {
-			panic(err)
+		if far, err = ln.Accept(); err != nil {
+			near.Close()
+			return nil, nil, err
 		}
-		return near, far
+		return near, far, nil
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		w := &world{plan: drawPlan(rt, 400<<10, time.Millisecond), pipe: pipe, keep: 15 * time.Second} // generous: a busy machine is no lost stream
@@ -406,7 +413,7 @@ func TestProgressUnderCuts(t *testing.T) {
 		}
 		synctest.Test(t, func(t *testing.T) {
 			start := time.Now()
-			w := &world{plan: p, pipe: net.Pipe, keep: 2 * time.Second}
+			w := &world{plan: p, pipe: netPipe, keep: 2 * time.Second}
 			if err := w.run(); err != nil {
 				t.Errorf("seed %d: %v", seed, err)
 			}

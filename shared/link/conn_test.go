@@ -165,6 +165,16 @@ func TestPermanentError(t *testing.T) {
 
 // TestWake: a woken stream does not wait for its next try.
 func TestWake(t *testing.T) {
+	took := time.Hour
+	for tries := 0; tries < 5 && took > 300*time.Millisecond; tries++ { // a computer that is busy adds to it now and then
+		took = wake(t)
+	}
+	if took > 300*time.Millisecond {
+		t.Fatalf("took %v", took)
+	}
+}
+
+func wake(t *testing.T) (took time.Duration) {
 	r := newRig(t, "unix", Options{})
 	gw, ag := r.pair(Options{})
 	defer ag.Abort()
@@ -180,7 +190,5 @@ func TestWake(t *testing.T) {
 	gw.Wake()
 	gw.Write([]byte("x"))
 	io.ReadFull(ag, make([]byte, 1))
-	if d := time.Since(start); d > 300*time.Millisecond {
-		t.Fatalf("took %v", d)
-	}
+	return time.Since(start)
 }

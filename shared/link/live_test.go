@@ -62,7 +62,7 @@ func TestReadersLeave(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("nobody reads the acknowledgements")
 		}
 	})
@@ -109,7 +109,7 @@ func TestReadFromSmallPeer(t *testing.T) {
 	gw, ag := r.pair(Options{})
 	want := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
 	go func() {
-		gw.SetWriteDeadline(time.Now().Add(10 * time.Second))
+		gw.SetWriteDeadline(time.Now().Add(time.Minute))
 		io.Copy(gw, onlyRead{bytes.NewReader(want)}) // what it lacks shows below
 		gw.Close()
 	}()
@@ -131,7 +131,7 @@ func TestStickyTimeout(t *testing.T) {
 	gw.SetWriteDeadline(time.Now().Add(time.Hour))
 	gw.Write([]byte("hello"))
 	got := make([]byte, 5)
-	ag.SetReadDeadline(time.Now().Add(10 * time.Second))
+	ag.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := io.ReadFull(ag, got); err != nil || string(got) != "hello" {
 		t.Fatalf("%q, %v", got, err)
 	}

@@ -113,7 +113,7 @@ func sleep(ctx context.Context, d time.Duration) {
 // for three times Keep, again and again, in the middle of whatever goes on.
 func TestChaosWithFreezes(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		w := &world{plan: drawPlan(rt, 100<<10, 20*time.Millisecond), pipe: net.Pipe}
+		w := &world{plan: drawPlan(rt, 100<<10, 20*time.Millisecond), pipe: netPipe}
 		w.plan.freezes = rapid.IntRange(1, 5).Draw(rt, "freezes")
 		var err error
 		synctest.Test(t, func(*testing.T) {

@@ -47,7 +47,7 @@ func TestRenew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = nc.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = nc.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := nc.Write([]byte("y")); err != nil {
 		t.Fatal(err)
 	}

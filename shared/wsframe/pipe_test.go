@@ -236,7 +236,7 @@ func TestRealPeers(t *testing.T) {
 	var relay sync.WaitGroup
 	relay.Go(func() { relayOne(t, front, backend.Listener.Addr().String(), pipes, pongs) })
 
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	ws, _, err := websocket.Dial(ctx, "ws://"+front.Addr().String(), nil)
 	if err != nil {
@@ -254,7 +254,7 @@ func TestRealPeers(t *testing.T) {
 			t.Fatalf("%d bytes of %d, %v", len(got), n, err)
 		}
 	}
-	if err := down.Inject(AppendPing(nil, []byte("there?"), false), time.Second); err != nil {
+	if err := down.Inject(AppendPing(nil, []byte("there?"), false), time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	closed := make(chan error, 1)
@@ -265,7 +265,7 @@ func TestRealPeers(t *testing.T) {
 	if got := <-pongs; got != "there?" {
 		t.Fatalf("pong %q", got)
 	}
-	if err := down.Inject(AppendClose(nil, 4001, "paused", false), time.Second); err != nil {
+	if err := down.Inject(AppendClose(nil, 4001, "paused", false), time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	var ce websocket.CloseError

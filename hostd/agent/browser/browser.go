@@ -7,7 +7,7 @@
 //	                     ├── pages.go     a default context always has a page
 //	                     ├── viewport.go  windows as large as the session asked
 //	                     ├── state.go     what a portable capture takes, restore.go what it gives
-//	                     └── renew.go     nothing random in common with a clone
+//	                     └── renew.go     nothing random in common with a clone (processes.go)
 //
 // Clients never share the control connection: package cdp gives each its own.
 package browser
@@ -31,9 +31,10 @@ import (
 var DefaultViewport = session.Viewport{Width: 1280, Height: 720}
 
 // Bounds of bringing Chrome up: a start takes about a second on an idle host,
-// and many when a pool refills under load.
+// many when a pool refills under load, and half a minute of processor time when
+// instructions are emulated, which a busy computer makes minutes.
 const (
-	startTimeout = 60 * time.Second
+	startTimeout = 3 * time.Minute
 	minBackoff   = 100 * time.Millisecond
 	maxBackoff   = 10 * time.Second
 	steadyAfter  = 30 * time.Second // a Chrome that lived this long starts the backoff anew
@@ -53,6 +54,9 @@ type Config struct {
 	Flags     []string // further flags, for tests
 	// Freezer makes Chrome stand still; nil: never.
 	Freezer *freeze.Freezer
+	// Calm is how old Chrome is when it has done all that it puts off at its
+	// start; 0: Strip does not wait for that.
+	Calm time.Duration
 
 	// Event reports what the customer should know (level "warn" or "error").
 	// It must not block.
@@ -65,6 +69,8 @@ type Endpoint struct {
 	Addr string // 127.0.0.1:port
 	Path string // /devtools/browser/<id>
 	Gone <-chan struct{}
+	// Page, unless nil, must have returned before anybody sees what is open.
+	Page func(ctx context.Context) error
 }
 
 // Browser is the supervisor. Safe for concurrent use.
@@ -190,7 +196,7 @@ func (b *Browser) fail(why string) {
 	b.mu.Unlock()
 }
 
-// Ready says whether a Chrome runs that answered CDP and shows its page.
+// Ready says whether a Chrome runs that answered CDP and has shown its page.
 func (b *Browser) Ready() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -218,7 +224,11 @@ func (b *Browser) Endpoint(ctx context.Context) (Endpoint, error) {
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("wait for chrome: %w", err)
 	}
-	return Endpoint{Addr: c.addr, Path: c.path, Gone: c.gone}, nil
+	e := Endpoint{Addr: c.addr, Path: c.path, Gone: c.gone}
+	if c.bare.Load() != nil {
+		e.Page = b.Page
+	}
+	return e, nil
 }
 
 // Await waits until a Chrome is usable, or fails once none can be brought up.
@@ -291,6 +301,7 @@ func GuestConfig() Config {
 		Home:      "/home/" + agentlink.UserName,
 		Downloads: agentlink.Downloads,
 		Proxy:     fmt.Sprintf("http://%s:%d", agentlink.SlotAddr, agentlink.EgressPort),
+		Calm:      70 * time.Second,
 		UID:       agentlink.UserUID,
 		GID:       agentlink.BrowserGID,
 		Groups:    []int{agentlink.UserGID},

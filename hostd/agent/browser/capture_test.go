@@ -291,7 +291,10 @@ func TestRenew(t *testing.T) {
 	c := r.chrome(t)
 	old := c.pages.ids()
 	was := r.script(t, old[0], `String(Math.random())`)
-	before := renderers(c)
+	before := map[int]bool{}
+	for _, pid := range c.renderers() {
+		before[pid] = true
+	}
 	var known proto.SystemInfoGetProcessInfoResult
 	if err := c.call(within(t, 5*time.Second), proto.SystemInfoGetProcessInfo{}, &known); err != nil {
 		t.Fatal(err)
@@ -306,6 +309,12 @@ func TestRenew(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("renewing took %v", time.Since(began))
+	if ids, alive := c.pages.ids(), c.renderers(); len(ids) > 0 || len(alive) > 0 {
+		t.Errorf("pages %v and renderers %v before anybody wants a page", ids, alive)
+	}
+	if err := r.Page(within(t, 20*time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	ids := c.pages.ids()
 	if len(ids) != 1 || ids[0] == old[0] || r.chrome(t) != c {
 		t.Fatalf("pages %v, were %v", ids, old)
@@ -317,14 +326,18 @@ func TestRenew(t *testing.T) {
 		t.Error("the same random number")
 	}
 	t.Logf("with its page usable: %v", time.Since(began))
-	for pid := range renderers(c) {
+	for _, pid := range c.renderers() {
 		if before[pid] {
 			t.Errorf("renderer %d lives on", pid)
 		}
 	}
 	// That the generators look at the flag: wiped it says so when they next draw.
 	main := c.proc.cmd.Process.Pid
-	if err := wipeOnFork(main); err != nil {
+	areas, err := wiped(main)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := wipe(main, areas); err != nil {
 		t.Fatal(err)
 	}
 	s := httptest.NewTLSServer(http.NotFoundHandler())
@@ -343,14 +356,4 @@ func TestRenew(t *testing.T) {
 	if flag(t, main) != 1 {
 		t.Error("chrome did not look whether it had forked")
 	}
-}
-
-func renderers(c *chrome) map[int]bool {
-	all := map[int]bool{}
-	for _, pid := range c.pids() {
-		if line, _ := os.ReadFile(procfs.Path(pid, "cmdline")); strings.Contains(string(line), "--type=renderer") {
-			all[pid] = true
-		}
-	}
-	return all
 }

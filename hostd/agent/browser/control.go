@@ -33,6 +33,8 @@ type chrome struct {
 	over   bool // guarded by ending: nothing joins done any more
 	pages  *pages
 	tabs   tabs
+	bare   atomic.Pointer[bare] // nil but between Strip and Page
+	began  time.Time
 
 	wanted   func() session.Viewport // the session's, now
 	launched session.Viewport        // what windows of this Chrome are born with
@@ -51,7 +53,7 @@ func (b *Browser) start(ctx context.Context) (_ *chrome, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &chrome{log: b.log, proc: proc, gone: make(chan struct{}), wanted: b.wanted, launched: v, pages: newPages()}
+	c := &chrome{log: b.log, proc: proc, gone: make(chan struct{}), wanted: b.wanted, launched: v, pages: newPages(), began: time.Now()}
 	c.frame.Store(frameHeight)
 	defer func() {
 		if err != nil {
@@ -161,7 +163,7 @@ func (c *chrome) follow() {
 			}
 		case proto.TargetTargetDestroyed{}.ProtoEvent():
 			var p proto.TargetTargetDestroyed
-			if json.Unmarshal(e.Params, &p) == nil && c.pages.remove(p.TargetID) {
+			if json.Unmarshal(e.Params, &p) == nil && c.pages.remove(p.TargetID) && c.bare.Load() == nil {
 				work.Go(func() { c.openPage(ctx) })
 			}
 		default:

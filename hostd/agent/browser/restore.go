@@ -146,7 +146,7 @@ func (t *tab) store(ctx context.Context, origin, storage string, items Items) er
 
 // visitEmpty shows an empty page under a URL; all requests are answered here.
 func (t *tab) visitEmpty(ctx context.Context, at string) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, loadWait)
 	defer cancel()
 	all := proto.FetchEnable{Patterns: []*proto.FetchRequestPattern{{URLPattern: "*"}}}
 	if err := t.call(ctx, all, nil); err != nil {

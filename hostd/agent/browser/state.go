@@ -78,6 +78,9 @@ type pictured struct {
 
 // State takes the state of the running Chrome.
 func (b *Browser) State(ctx context.Context) (State, error) {
+	if err := b.Page(ctx); err != nil {
+		return State{}, fmt.Errorf("state: %w", err)
+	}
 	c, err := b.wait(ctx)
 	if err != nil {
 		return State{}, fmt.Errorf("state: %w", err)

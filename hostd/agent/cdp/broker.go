@@ -21,6 +21,9 @@ type Endpoint struct {
 	Addr string          // host:port
 	Path string          // /devtools/browser/<id>
 	Gone <-chan struct{} // closed when that Chrome has died
+	// Page, unless nil, has to return before a client sees anything but the
+	// browser itself: it has no page yet.
+	Page func(ctx context.Context) error
 }
 
 // Chrome says where the machine's Chrome is, waiting while it is being started.
@@ -128,7 +131,7 @@ func (b *Broker) ServeCDP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer conn.Close()
-	code = newRelay(conn, rest, chrome, b.cfg, b.log).run(b.ctx, endpoint.Gone, func() { leave(true) })
+	code = newRelay(conn, rest, chrome, endpoint.Page, b.cfg, b.log).run(b.ctx, endpoint.Gone, func() { leave(true) })
 }
 
 // enter counts a client; leave ends that, by its first call only. It must come

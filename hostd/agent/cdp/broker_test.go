@@ -305,3 +305,89 @@ func TestErrorsBeforeTheUpgradeAreEnvelopes(t *testing.T) {
 	}
 	http.DefaultClient.CloseIdleConnections()
 }
+
+// late is a Chrome whose page is there when somebody lets it.
+type late struct {
+	*fakeChrome
+	asked chan struct{} // gets one for each that waits
+	page  chan struct{}
+}
+
+func (l late) Endpoint(ctx context.Context) (Endpoint, error) {
+	e, err := l.fakeChrome.Endpoint(ctx)
+	e.Page = func(ctx context.Context) error {
+		l.asked <- struct{}{}
+		select {
+		case <-l.page:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return e, err
+}
+
+// Before Chrome has a page a client may ask what Chrome it is, and all else
+// waits, in order.
+func TestNobodySeesChromeWithoutPage(t *testing.T) {
+	chrome := late{newFakeChrome(t, func(m string) []string { return []string{m} }), make(chan struct{}, 4), make(chan struct{})}
+	r := newRig(t, chrome)
+	c := r.dial(t, "")
+	version, targets := `{"id":1,"method":"Browser.getVersion"}`, `{"id":2,"method":"Target.getTargets"}`
+	write(t, c, version)
+	if got := read(t, c); got != version {
+		t.Fatal(got)
+	}
+	large := `{"id":4,"method":"Browser.getVersion","params":"` + strings.Repeat("x", maxLooked) + `"}`
+	for _, m := range []string{targets, `{"id":3,"method":"Browser.getVersion"}`, large} {
+		write(t, c, m)
+	}
+	list := make(chan int, 1)
+	go func() {
+		a, err := http.Get(r.url + agentlink.PathJSONList)
+		if err != nil {
+			list <- 0
+			return
+		}
+		a.Body.Close()
+		list <- a.StatusCode
+	}()
+	<-chrome.asked
+	<-chrome.asked
+	if got := chrome.messages(); len(got) != 1 {
+		t.Errorf("chrome got %q before it had a page", got)
+	}
+	select {
+	case code := <-list:
+		t.Errorf("the list was answered with %d", code)
+	default:
+	}
+	close(chrome.page)
+	for _, want := range []string{targets, `{"id":3,"method":"Browser.getVersion"}`, large} {
+		if got := read(t, c); got != want {
+			t.Errorf("got %.100q, want %.100q", got, want)
+		}
+	}
+	if code := <-list; code != 200 {
+		t.Errorf("the list was answered with %d", code)
+	}
+}
+
+func TestPageless(t *testing.T) {
+	for msg, want := range map[string]bool{
+		`{"id":1,"method":"Browser.getVersion"}`:                                           true,
+		`{"id":1,"method":"Browser.getVersion","params":{}}`:                               true,
+		`{"id":1,"method":"Browser.getVersion","sessionId":"A"}`:                           false,
+		`{"id":1,"method":"Target.getTargets"}`:                                            false,
+		`{"id":1,"method":"Target.sendMessageToTarget","params":"Browser.getVersion"}`:     false,
+		`{"id":1,"method":"Target.getTargets","params":{"method":"Browser.getVersion"}}`:   false,
+		`{"id":1,"method":"Browser.getVersion"`:                                            false,
+		``:                                                                                 false,
+		`[{"id":1,"method":"Browser.getVersion"},{"id":2,"method":"Target.createTarget"}]`: false,
+		`{"id":1,"method":"Browser.getVersion","method":"Target.setDiscoverTargets"}`:      false,
+	} {
+		if got := pageless([]byte(msg)); got != want {
+			t.Errorf("%s: %v", msg, got)
+		}
+	}
+}

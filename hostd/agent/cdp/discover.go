@@ -26,7 +26,14 @@ func (b *Broker) ServeVersion(w http.ResponseWriter, r *http.Request) {
 // ServeList serves /json/list likewise; each entry gets the connectUrl.
 func (b *Broker) ServeList(w http.ResponseWriter, r *http.Request) {
 	list := []map[string]any{}
-	if err := b.ask(r, "/json/list", &list); err != nil {
+	e, err := b.endpoint(r.Context())
+	if err == nil && e.Page != nil {
+		err = e.Page(r.Context())
+	}
+	if err == nil {
+		err = b.ask(r, "/json/list", &list)
+	}
+	if err != nil {
 		reply.Error(w, r, err)
 		return
 	}

@@ -89,6 +89,9 @@ func (r *relay) data(m *message, f frame) error {
 
 // deliver looks at a whole message and does what follows from it.
 func (r *relay) deliver(m *message) error {
+	if err := r.awaitPage(m.buf[maxHeader:]); err != nil {
+		return err
+	}
 	v := look(m.buf[maxHeader:], r.names.dir)
 	if v.naming {
 		r.names.hide.Store(v.hideEvents)
@@ -114,6 +117,19 @@ func (r *relay) deliver(m *message) error {
 	return r.toChrome(m.buf[start:])
 }
 
+// awaitPage waits until Chrome shows a page, but for a message that asks the
+// browser for nothing that a page could change.
+func (r *relay) awaitPage(msg []byte) error {
+	if r.page == nil || pageless(msg) {
+		return nil
+	}
+	if err := r.page(r.ctx); err != nil {
+		return errLeft // the relay ends
+	}
+	r.page = nil
+	return nil
+}
+
 func (r *relay) toChrome(b []byte) error {
 	if _, err := r.chrome.Write(b); err != nil {
 		return fmt.Errorf("to chrome: %w", err)
@@ -126,6 +142,9 @@ func (r *relay) toChrome(b []byte) error {
 func (r *relay) streamPart(m *message, f frame) error {
 	opcode := byte(opContinuation)
 	if !m.stream {
+		if err := r.awaitPage(nil); err != nil {
+			return err
+		}
 		m.stream = true
 		opcode = m.opcode
 		if kept := m.buf[maxHeader:]; len(kept) > 0 {

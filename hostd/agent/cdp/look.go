@@ -34,6 +34,13 @@ type command struct {
 	Params    map[string]json.RawMessage `json:"params,omitempty"`
 }
 
+// pageless says of a message that it asks the browser for something that has
+// nothing to do with what is open.
+func pageless(msg []byte) bool {
+	var c command
+	return json.Unmarshal(msg, &c) == nil && c.Method == "Browser.getVersion" && c.SessionID == ""
+}
+
 // look decides over one message. Nearly all cost the byte search only.
 func look(msg []byte, downloads string) verdict {
 	suspect := false

@@ -45,7 +45,8 @@ type relay struct {
 
 	ctx   context.Context // ends when the relay does
 	end   context.CancelFunc
-	await func() error // before a message goes to Chrome
+	await func() error                // before a message goes to Chrome
+	page  func(context.Context) error // before one that is not pageless; nil: it has returned. fromClient's alone
 
 	naming atomic.Bool // Chrome's messages are looked at for downloads
 
@@ -56,8 +57,8 @@ type relay struct {
 	code int // of the client's Close; fromClient's until it has returned
 }
 
-func newRelay(client net.Conn, in *bufio.Reader, chrome *chromeConn, cfg Config, log *slog.Logger) *relay {
-	r := &relay{client: client, in: in, chrome: chrome, log: log, names: newNames(cfg.Downloads)}
+func newRelay(client net.Conn, in *bufio.Reader, chrome *chromeConn, page func(context.Context) error, cfg Config, log *slog.Logger) *relay {
+	r := &relay{client: client, in: in, chrome: chrome, page: page, log: log, names: newNames(cfg.Downloads)}
 	r.ctx, r.end = context.WithCancel(context.Background())
 	r.await = func() error { return cfg.Await(r.ctx) }
 	return r

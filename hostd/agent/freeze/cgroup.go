@@ -74,7 +74,7 @@ func (c *cgroups) freeze(ctx context.Context, part Part) error {
 	}
 	look := time.NewTicker(time.Millisecond)
 	defer look.Stop()
-	for {
+	for looks := 1; ; looks++ {
 		events, err := os.ReadFile(filepath.Join(c.dirs[part].Name(), "cgroup.events"))
 		if err != nil {
 			return err
@@ -82,10 +82,8 @@ func (c *cgroups) freeze(ctx context.Context, part Part) error {
 		if bytes.Contains(events, []byte("frozen 1")) {
 			return nil
 		}
-		select {
-		case <-look.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := again(ctx, look, looks); err != nil {
+			return err
 		}
 	}
 }

@@ -30,8 +30,21 @@ const (
 
 func (p Part) String() string { return [parts]string{"customer", "browser"}[p] }
 
-// Limit bounds how long a part may take to stand still.
+// Limit bounds how long a part may take to stand still, while this process runs.
 const Limit = 2 * time.Second
+
+// enough is how many looks come before the Limit counts: one that passed while
+// this process itself did not run says nothing about what it looks at.
+const enough = 20
+
+// again waits for the next look, or says why there is none.
+func again(ctx context.Context, look *time.Ticker, looks int) error {
+	<-look.C
+	if looks < enough {
+		return nil
+	}
+	return context.Cause(ctx)
+}
 
 // mechanism is one way to stop processes. Calls come one at a time, but for
 // place and started.

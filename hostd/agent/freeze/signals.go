@@ -57,43 +57,61 @@ func (s *signals) started(part Part, pid int) {
 
 func (s *signals) close() error { return nil }
 
-// freeze sweeps until a look finds nothing that runs: what was stopped forks
-// no more, so each sweep only meets what was forked before. A sweep stops the
-// nearest to the root that still run, and the next looks whether they do: a
-// signal takes a moment to stop a process, in which it could see its child stop.
+// freeze sweeps until nothing runs: what was stopped forks no more, so each
+// sweep only meets what was forked before. A sweep stops the nearest to the root
+// that still run, and the next looks whether they do: a signal takes a moment to
+// stop a process, in which it could see its child stop, or end a fork.
 //
-// A look is no snapshot: what ended during it may have left a child that it did
-// not list. So the last one must find that nothing ended since the one before.
+// A look is no snapshot: it may miss the child of one that forked or ended
+// meanwhile. So two looks in a row must find the same processes, and all of them
+// still: what ran after the first one's end would descend from a process that it
+// did not list and the second does.
 func (s *signals) freeze(ctx context.Context, part Part) error {
 	look := time.NewTicker(200 * time.Microsecond)
 	defer look.Stop()
-	dead := map[ident]bool{}
-	for {
-		level := -1
-		members, ended := s.members(part, dead)
-		for _, p := range members {
-			if still(p.process) {
-				continue // stopped by us, or by the customer, whose matter that stays
-			}
-			if level < 0 {
-				level = p.depth
-			}
-			if p.depth > level {
-				break
-			}
-			if !slices.Contains(s.stopped[part], p.ident) && send(p.ident, syscall.SIGSTOP) {
-				s.stopped[part] = append(s.stopped[part], p.ident)
-			}
-		}
-		if level < 0 && !ended {
+	var before []ident // what the look before found, if all of it stood still
+	for looks := 1; ; looks++ {
+		members, complete := s.members(part)
+		runs := s.sweep(part, members)
+		if now := idents(members); runs || !complete {
+			before = nil
+		} else if before != nil && slices.Equal(now, before) {
 			return nil
+		} else {
+			before = now
 		}
-		select {
-		case <-look.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := again(ctx, look, looks); err != nil {
+			return err
 		}
 	}
+}
+
+// sweep stops those of the members that run and have the fewest ancestors; runs
+// says that there were any.
+func (s *signals) sweep(part Part, members []member) (runs bool) {
+	level := 0
+	for _, p := range members {
+		if runs && p.depth > level {
+			break
+		}
+		if still(p.process) {
+			continue // stopped by us, or by the customer, whose matter that stays
+		}
+		runs, level = true, p.depth
+		if !slices.Contains(s.stopped[part], p.ident) && send(p.ident, syscall.SIGSTOP) {
+			s.stopped[part] = append(s.stopped[part], p.ident)
+		}
+	}
+	return runs
+}
+
+// idents is never nil.
+func idents(members []member) []ident {
+	all := make([]ident, 0, len(members))
+	for _, m := range members {
+		all = append(all, m.ident)
+	}
+	return all
 }
 
 func (s *signals) thaw(part Part) error {
@@ -110,29 +128,27 @@ type member struct {
 	depth int
 }
 
-// members lists the part's processes, ancestors first. ended says that a process
-// ended meanwhile, or since the look that filled dead, which this one adds to.
-func (s *signals) members(part Part, dead map[ident]bool) (members []member, ended bool) {
+// members lists the part's processes, ancestors first. complete says that every
+// process of the machine that was seen could also be read.
+func (s *signals) members(part Part) (members []member, complete bool) {
 	all := map[int]process{}
+	complete = true
 	for _, pid := range procfs.PIDs() {
 		p, ok := readProcess(pid)
 		if !ok {
-			ended = true
+			complete = false
 			continue
 		}
 		all[pid] = p
 	}
 	for _, p := range all {
 		depth, mine := s.depth(all, p)
-		if gone := p.state == 'Z' || p.state == 'X'; gone && !dead[p.ident] {
-			dead[p.ident], ended = true, ended || mine
-		}
 		if mine && p.state != 'X' && s.part(p) == part {
 			members = append(members, member{p, depth})
 		}
 	}
 	slices.SortFunc(members, func(a, b member) int { return cmp.Or(a.depth-b.depth, a.pid-b.pid) })
-	return members, ended
+	return members, complete
 }
 
 // depth is how many ancestors a process has, and whether it may be stopped.

@@ -30,8 +30,9 @@ const startLimit = 20 * time.Second
 // bash is one persistent shell process. The holder of its lane's turn owns all
 // fields but those that goroutines of their own set before closing a channel.
 type bash struct {
-	mark    string // 16 hex digits, unique to this process
-	dir     string // root's folder with the driver files and pipes
+	mark    string     // 16 hex digits, unique to this process
+	dir     string     // root's folder with the driver files and pipes
+	files   sync.Mutex // held to make files in dir, and to remove it: between the two, what is made would keep it
 	cmd     *exec.Cmd
 	feed    *os.File    // what bash reads
 	reports chan report // from the status pipe
@@ -202,8 +203,15 @@ func (b *bash) wait(pipe *os.File, heard <-chan struct{}) {
 	<-heard
 	pipe.Close()
 	b.feed.Close()
-	os.RemoveAll(b.dir)
+	b.removeDir()
 	close(b.dead)
+}
+
+// removeDir removes the folder; who makes a file in it later gets fs.ErrNotExist.
+func (b *bash) removeDir() {
+	b.files.Lock()
+	defer b.files.Unlock()
+	os.RemoveAll(b.dir)
 }
 
 func (b *bash) alive() bool {

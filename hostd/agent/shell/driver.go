@@ -75,6 +75,8 @@ func (b *bash) loadLine(text string) (string, error) {
 	if len(text) <= inlineLimit {
 		return "__berth=" + quote(text), nil
 	}
+	b.files.Lock()
+	defer b.files.Unlock()
 	path := filepath.Join(b.dir, "c") // one is enough: commands of a shell follow each other
 	if err := os.WriteFile(path, []byte(text+"\x00"), 0o644); err != nil {
 		return "", err

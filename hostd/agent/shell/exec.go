@@ -96,7 +96,7 @@ var errNotBegun = errors.New("bash ended before the command began")
 // sinks. The caller has the turn.
 func (l *lane) run(ctx context.Context, c *Command, to Sinks) (Outcome, error) {
 	s, b, id := l.s, l.current(), l.s.ids.Add(1)
-	pipes, err := openPipes(b.dir, id, s.cfg.Account)
+	pipes, err := b.pipes(id, s.cfg.Account)
 	if err != nil {
 		b.end()                             // its folder is unusable; the next command gets a fresh shell
 		if errors.Is(err, fs.ErrNotExist) { // bash's end took it

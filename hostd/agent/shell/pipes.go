@@ -18,6 +18,13 @@ type pipes struct {
 	w    [2]*os.File // held until the command ended, so that readers do not see an end before its start
 }
 
+// pipes makes those of command id.
+func (b *bash) pipes(id uint64, who account.Account) (*pipes, error) {
+	b.files.Lock()
+	defer b.files.Unlock()
+	return openPipes(b.dir, id, who)
+}
+
 func openPipes(dir string, id uint64, who account.Account) (_ *pipes, err error) {
 	p := new(pipes)
 	defer func() {

@@ -3,7 +3,6 @@ package shell
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -211,15 +210,6 @@ func (s *Shells) Restore(all []Saved) error {
 		l.end()
 	}
 	return nil
-}
-
-// Renew gives the default shell a bash that shares no random number with
-// clones of this machine.
-func (s *Shells) Renew(ctx context.Context) error {
-	if err := s.Restart(ctx, Default); err != nil && !errors.Is(err, errClosed) {
-		return err
-	}
-	return s.Warm(ctx)
 }
 
 // apply makes cmd, a new bash, what was saved.

@@ -104,14 +104,3 @@ func TestForeignShellsAreChecked(t *testing.T) {
 		}
 	}
 }
-
-func TestRenewIsAnotherBash(t *testing.T) {
-	s := newShells(t)
-	one := sh(t, s, `echo $$`)
-	if err := s.Renew(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if two := sh(t, s, `echo $$`); two.out == one.out {
-		t.Errorf("the same bash: %s", two.out)
-	}
-}

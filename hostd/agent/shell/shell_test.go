@@ -3,9 +3,12 @@ package shell
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -256,6 +259,44 @@ func TestLastCode(t *testing.T) {
 		b.hear(strings.NewReader(c.lines))
 		if got := b.last(7); got != c.code {
 			t.Errorf("%s: %d, want %d", name, got, c.code)
+		}
+	}
+}
+
+// A shell that ends takes its folder along, whatever a command prepares in it
+// just then.
+func TestTheFolderGoesWithItsShell(t *testing.T) {
+	_, state := folders(t)
+	long := strings.Repeat("x", inlineLimit+1)
+	for round := range 200 {
+		b := &bash{dir: filepath.Join(state, strconv.Itoa(round))}
+		if err := os.Mkdir(b.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		begun, refused := make(chan struct{}), make(chan error, 1)
+		go func() {
+			for id := uint64(0); ; id++ {
+				p, err := b.pipes(id, runAs())
+				if err == nil {
+					p.abandon()
+					_, err = b.loadLine(long)
+				}
+				if err != nil {
+					refused <- err
+					return
+				}
+				if id == 0 {
+					close(begun)
+				}
+			}
+		}()
+		<-begun
+		b.removeDir()
+		if _, err := os.Stat(b.dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("round %d: the folder is there still: %v", round, err)
+		}
+		if err := <-refused; !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
 		}
 	}
 }

@@ -1,14 +1,18 @@
 package shell
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 	"github.com/berth-dev/berth/hostd/agent/procfs"
 	"github.com/berth-dev/berth/hostd/agent/procfs/procfstest"
 )
@@ -54,10 +58,32 @@ func TestTimeout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShells(t)
+			gate := freeze.Open(freeze.Config{}, slog.New(slog.DiscardHandler))
+			s := newShells(t, func(c *Config) { c.Freezer = gate })
 			sh(t, s, "keep=yes; sleep 999 & job=$!")
+			if err := gate.Shut(t.Context(), freeze.Customer); err != nil { // the timeout's clock stands still
+				t.Fatal(err)
+			}
 			began := time.Now()
-			got := run(t, s, Command{Text: "echo before; " + c.text, Shell: Default, Timeout: 300 * time.Millisecond})
+			cmd := Command{Text: "echo before; " + c.text, Shell: Default, Timeout: 300 * time.Millisecond}
+			if c.fresh {
+				cmd.Timeout = 3 * time.Second // bash has to come to where it hangs
+			}
+			var stderr bytes.Buffer
+			stdout := &heard{first: make(chan struct{})}
+			time.AfterFunc(time.Minute, stdout.hear) // it never began: the answer lacks what it should say
+			go func() {
+				<-stdout.first
+				_ = gate.Thaw(freeze.Customer)
+			}()
+			o, err := s.Exec(t.Context(), &cmd, Sinks{Stdout: stdout, Stderr: &stderr})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ran{out: stdout.String(), err: stderr.String(), code: -1, timedOut: o.TimedOut}
+			if o.ExitCode != nil {
+				got.code = *o.ExitCode
+			}
 			if got.out != "before\n" || got.code != -1 || !got.timedOut {
 				t.Errorf("answer: %+v", got)
 			}
@@ -79,6 +105,20 @@ func TestTimeout(t *testing.T) {
 			}
 		})
 	}
+}
+
+// heard tells when something was written to it.
+type heard struct {
+	bytes.Buffer
+	first chan struct{}
+	once  sync.Once
+}
+
+func (h *heard) hear() { h.once.Do(func() { close(h.first) }) }
+
+func (h *heard) Write(p []byte) (int, error) {
+	defer h.hear()
+	return h.Buffer.Write(p)
 }
 
 // TestForkBomb ends one, in a shell and without, at its timeout. It runs as a
@@ -121,7 +161,7 @@ func (s *Shells) left() int {
 func TestTimeoutOfFreshProcess(t *testing.T) {
 	s := newShells(t)
 	began := time.Now()
-	got := run(t, s, Command{Text: "echo before; (setsid sleep 4321 &); env -i /bin/sleep 4321; :", Timeout: 300 * time.Millisecond})
+	got := run(t, s, Command{Text: "echo before; (setsid sleep 4321 &); env -i /bin/sleep 4321; :", Timeout: 3 * time.Second}) // bash itself begins in that time
 	if got.out != "before\n" || got.code != -1 || !got.timedOut || time.Since(began) > time.Minute {
 		t.Errorf("answer: %+v after %s", got, time.Since(began))
 	}

@@ -98,10 +98,13 @@ func (b *build) make(ctx context.Context) (m meta, err error) {
 	if err := b.boot(ctx, m.Disk); err != nil {
 		return m, err
 	}
-	if err := b.ready(ctx); err != nil {
+	if err := b.await(ctx, b.driver.cfg.Ready); err != nil {
 		return m, err
 	}
 	b.tell(time.Since(began))
+	if err := b.await(ctx, b.driver.cfg.Settle); err != nil {
+		return m, err
+	}
 	if err := b.qmp.do(ctx, "stop", nil, nil); err != nil {
 		return m, err
 	}
@@ -173,8 +176,8 @@ func (b *build) why(err error) error {
 	return fmt.Errorf("%w; console: %s", err, b.driver.lastWords(b.id))
 }
 
-// ready waits until the agent says so, or the machine has ended.
-func (b *build) ready(ctx context.Context) error {
+// await waits until the agent has done something, or the machine has ended.
+func (b *build) await(ctx context.Context, do func(context.Context, Dial) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	gone := make(chan struct{})
@@ -184,7 +187,7 @@ func (b *build) ready(ctx context.Context) error {
 			cancel(errors.New("the guest's kernel ended"))
 		}
 	}()
-	err := b.driver.cfg.Ready(ctx, b.dial)
+	err := do(ctx, b.dial)
 	if err != nil {
 		return b.why(errors.Join(err, context.Cause(ctx)))
 	}

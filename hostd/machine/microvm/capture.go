@@ -32,8 +32,8 @@ func (m *vm) Capture(ctx context.Context) (machine.Capture, error) {
 		if !m.state.Frozen {
 			return errors.New("machine is not frozen")
 		}
-		if err := m.template.meta.isFor(m.driver.class); err != nil {
-			return fmt.Errorf("machine was started by another QEMU or on another processor, and nothing here could restore it: %w", err)
+		if err := m.Restorable(); err != nil {
+			return err
 		}
 		if err := q.saveDevices(ctx, filepath.Join(m.dir(), savedName)); err != nil {
 			return err
@@ -51,6 +51,14 @@ func (m *vm) Capture(ctx context.Context) (machine.Capture, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// Restorable compares what the machine was started by with what would restore it.
+func (m *vm) Restorable() error {
+	if err := m.template.meta.isFor(m.driver.class); err != nil {
+		return fmt.Errorf("machine was started by another QEMU or on another processor, and nothing here could restore it: %w", err)
+	}
+	return nil
 }
 
 // describe lists what the capture consists of. The caller holds mu.

@@ -53,10 +53,13 @@ type Config struct {
 	Accel      string // Auto, KVM or TCG; default Auto
 	QEMU       string // path or name, below /usr; default "qemu-system-x86_64"
 	Cgroup     string // parent of the machines' cgroups; default "/berth/<hash of Home>"
-	// Ready waits until the agent is ready to be captured into a template: all
-	// that the machine's kind has is up.
+	// Ready waits until the agent answers and all that the machine's kind has was
+	// up once.
 	Ready func(ctx context.Context, dial Dial) error
-	Log   *slog.Logger // default slog.Default
+	// Settle makes a machine that is ready fit to be captured into a template;
+	// nil: it is.
+	Settle func(ctx context.Context, dial Dial) error
+	Log    *slog.Logger // default slog.Default
 }
 
 // Driver makes machines with QEMU. Safe for concurrent use.
@@ -109,6 +112,9 @@ func (c *Config) complete() error {
 	}
 	if c.Ready == nil {
 		return errors.New("no function Ready")
+	}
+	if c.Settle == nil {
+		c.Settle = func(context.Context, Dial) error { return nil }
 	}
 	if c.QEMU == "" {
 		c.QEMU = "qemu-system-x86_64"

@@ -277,3 +277,15 @@ func TestTemplateWithAStrangeDescription(t *testing.T) {
 		t.Errorf("%q, %v", left, err)
 	}
 }
+
+// A machine goes back to its template only where that template can run.
+func TestRestorableIsForTheCPUClass(t *testing.T) {
+	m := &vm{driver: &Driver{class: "today's"}, template: &template{meta: meta{CPUClass: "today's"}}}
+	if err := m.Restorable(); err != nil {
+		t.Error(err)
+	}
+	m.driver.class = "tomorrow's"
+	if m.Restorable() == nil {
+		t.Error("a machine of another QEMU is restorable")
+	}
+}

@@ -26,6 +26,7 @@ import (
 //	index/<recipe>     hash of the template that was made by a recipe
 //	sums/, empty/      what is quicker to look up than to do again
 //	proofs/            what has been tried here and works
+//	unused/            since when a template has been of no use here
 //	.new-*             templates in the making
 //
 // A template's folder appears whole, by renaming, and never changes.
@@ -148,6 +149,10 @@ func (s store) commit(dir string, m meta) (hash string, err error) {
 		if err := os.Rename(dir, filepath.Join(s.dir, hash)); err != nil && !s.has(hash) { // not even another Driver's
 			return "", err
 		}
+		// A session that pauses on it must find it after a power failure.
+		if err := syncFolder(s.dir); err != nil {
+			return "", err
+		}
 	}
 	return hash, s.setIndex(m.Recipe, hash)
 }
@@ -160,6 +165,15 @@ func syncAll(dir string) error {
 	}
 	defer f.Close()
 	return unix.Syncfs(int(f.Fd()))
+}
+
+// syncFolder makes the names in a folder safe. A variable, so that a test sees when.
+var syncFolder = func(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // index gives the template that was made by a recipe, "" when there is none.
