@@ -49,6 +49,7 @@ func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case c.refused != nil:
 		refused = c.refused
+		w.Header().Set("Connection", "close") // the next connection may fare better; this one has no pass, or no place, for ever
 	case refused == nil:
 		route, refused = s.decide(c, target)
 	}

@@ -359,6 +359,35 @@ func TestANewPassReplacesTheOlder(t *testing.T) {
 	}
 }
 
+// A connection whose pass was no good does not wait for another request: its
+// client is to make a new one, whose pass is today's. When a newer pass comes,
+// nobody looks for the one that it has not.
+func TestARefusedConnectionIsNotKept(t *testing.T) {
+	r := newRig(t, 512, time.Second)
+	target := echo(t)
+	pass := func(version uint64) []byte { return r.pass(proxylink.Pass{SessionID: "s", Epoch: 1, Version: version}) }
+	if code, _ := asks["CONNECT"](t, r.dialWith("s", pass(2)), target); code != 200 {
+		t.Fatal(code)
+	}
+	late := r.dialWith("s", pass(1))
+	in := bufio.NewReader(late)
+	fmt.Fprintf(late, "GET http://%s/ HTTP/1.1\r\nHost: x\r\n\r\n", target)
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	if reason := resp.Header.Get(egress.ReasonHeader); reason != "token_invalid" || !resp.Close {
+		t.Errorf("reason %q, close %v", reason, resp.Close)
+	}
+	if code, _ := asks["CONNECT"](t, r.dialWith("s", pass(3)), target); code != 200 {
+		t.Errorf("the newer pass: %d", code)
+	}
+	if _, err := in.ReadByte(); err != io.EOF {
+		t.Errorf("the refused connection: %v", err)
+	}
+}
+
 // An HTTPS proxy serves tunnels and plain requests alike; what is counted is
 // inside its TLS.
 func TestHTTPSProxy(t *testing.T) {
