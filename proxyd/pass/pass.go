@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	maxPasses   = 4096  // kept open; one takes some 10 KiB, at most about 2 MiB with ten of the largest rules
+	maxPasses   = 4096  // kept open, one a session; one takes some 10 KiB, at most about 2 MiB with ten of the largest rules
 	maxSessions = 65536 // of which the newest pass is remembered; one takes about 150 bytes
 )
 
@@ -58,31 +58,23 @@ type Book struct {
 	secret *trust.Secret
 
 	mu     sync.Mutex
-	open   *recent.Map[tag, *Pass]
+	open   *recent.Map[string, *Pass]   // by session: one that another replaced is of no more use
 	newest *recent.Map[string, version] // by session
 }
 
 // NewBook makes a book of passes that secret seals.
 func NewBook(secret *trust.Secret) *Book {
-	return &Book{secret: secret, open: recent.New[tag, *Pass](maxPasses), newest: recent.New[string, version](maxSessions)}
-}
-
-// tag is the end of a sealed pass: enough to find it by.
-type tag [16]byte
-
-func tagOf(sealed []byte) (t tag) {
-	copy(t[:], sealed[max(0, len(sealed)-len(t)):])
-	return t
+	return &Book{secret: secret, open: recent.New[string, *Pass](maxPasses), newest: recent.New[string, version](maxSessions)}
 }
 
 // Open gives the pass of a session; a refusal has token_invalid. newer says
 // that the session had an older one here.
 func (b *Book) Open(now time.Time, sessionID string, sealed []byte) (p *Pass, newer bool, refused *egress.Refusal) {
 	b.mu.Lock()
-	p, known := b.open.Get(tagOf(sealed))
+	p, known := b.open.Get(sessionID)
 	b.mu.Unlock()
 	// What opened for a session before is good for it now, unless its time is over.
-	known = known && p.SessionID == sessionID && now.Before(p.Expires) && bytes.Equal(p.sealed, sealed)
+	known = known && now.Before(p.Expires) && bytes.Equal(p.sealed, sealed)
 	if !known {
 		opened, err := proxylink.OpenPass(b.secret, now, sessionID, sealed)
 		switch {
@@ -109,7 +101,7 @@ func (b *Book) admit(p *Pass, known bool) (*Pass, bool, *egress.Refusal) {
 		b.newest.Put(p.SessionID, p.version())
 	}
 	if !known {
-		b.open.Put(tagOf(p.sealed), p)
+		b.open.Put(p.SessionID, p)
 	}
 	return p, newer, nil
 }

@@ -2,8 +2,10 @@ package pass
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
+	"weak"
 
 	"pgregory.net/rapid"
 
@@ -46,7 +48,7 @@ func TestAPassIsReadOnce(t *testing.T) {
 		t.Errorf("expired: %v", refused)
 	}
 	bent := append([]byte(nil), sealed...)
-	bent[5] ^= 1 // the end, by which it is found, stays
+	bent[5] ^= 1
 	if _, _, refused := b.Open(noon, "s", bent); refused == nil {
 		t.Error("a bent pass is taken")
 	}
@@ -55,6 +57,28 @@ func TestAPassIsReadOnce(t *testing.T) {
 			t.Errorf("%v is taken", short)
 		}
 	}
+}
+
+// Whoever changes a setting again and again fills no memory with what it was.
+func TestAReplacedPassIsForgotten(t *testing.T) {
+	secret := trust.New()
+	b := NewBook(secret)
+	open := func(version uint64) weak.Pointer[Pass] {
+		p, _, refused := b.Open(noon, "s", seal(t, secret, proxylink.Pass{Version: version}))
+		if refused != nil {
+			t.Fatal(refused)
+		}
+		return weak.Make(p)
+	}
+	first, second := open(1), open(2)
+	runtime.GC()
+	if first.Value() != nil {
+		t.Error("the replaced pass is kept")
+	}
+	if second.Value() == nil {
+		t.Error("the newest pass is not kept")
+	}
+	runtime.KeepAlive(b)
 }
 
 func TestRoute(t *testing.T) {
