@@ -9,10 +9,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/berth-dev/berth/proxyd/upstream"
 	"github.com/berth-dev/berth/shared/egress"
@@ -385,6 +387,41 @@ func TestARefusedConnectionIsNotKept(t *testing.T) {
 	}
 	if _, err := in.ReadByte(); err != io.EOF {
 		t.Errorf("the refused connection: %v", err)
+	}
+}
+
+// Whoever changes a setting and keeps a tunnel open, again and again, fills no
+// memory with rules.
+func TestATunnelKeepsNoRules(t *testing.T) {
+	r := newRig(t, 512, time.Second)
+	target := echo(t)
+	sealed := r.pass(proxylink.Pass{SessionID: "s", Epoch: 1, Version: 1})
+	first, _, refused := r.server.passes.Open(time.Now(), "s", sealed)
+	if refused != nil {
+		t.Fatal(refused)
+	}
+	kept := weak.Make(first)
+	open := map[string]*net.TCPConn{"CONNECT": r.dialWith("s", sealed), "SOCKS5": r.dialWith("s", sealed)}
+	for name, conn := range open {
+		if code, _ := asks[name](t, conn, target); code != 200 && code != 0 {
+			t.Fatalf("%s: %d", name, code)
+		}
+	}
+	if code, _ := asks["CONNECT"](t, r.dialWith("s", r.pass(proxylink.Pass{SessionID: "s", Epoch: 1, Version: 2})), target); code != 200 {
+		t.Fatal(code)
+	}
+	for deadline := time.Now().Add(30 * time.Second); kept.Value() != nil; runtime.GC() {
+		if time.Now().After(deadline) {
+			t.Fatal("the replaced rules are kept")
+		}
+	}
+	for name, conn := range open {
+		if _, err := io.WriteString(conn, "still"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := io.ReadFull(conn, make([]byte, 5)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

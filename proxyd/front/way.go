@@ -119,6 +119,9 @@ func (s *Server) refuse(c *client, method, text string, r *egress.Refusal) {
 func (s *Server) relay(c *client, w way, ahead []byte) {
 	ahead = append(ahead, c.buffered()...)
 	c.release()
+	if c.protocol != "http" {
+		c.pass = nil // decided: a tunnel that stays open keeps no rules that changes have replaced
+	}
 	if len(ahead) > 0 {
 		n, err := w.conn.Write(ahead)
 		w.flow.Up(int64(n))
