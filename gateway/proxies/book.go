@@ -49,19 +49,20 @@ func (p *Proxies) bookOn(ctx context.Context, f *follower) {
 // told to, and says how many rows that was.
 func (p *Proxies) settle(ctx context.Context, f *follower, all bool) (n int, err error) {
 	rows := f.take()
+	defer func() {
+		if err == nil {
+			n, rows = len(rows), nil
+		}
+		f.settled(rows)
+	}()
 	if all && f.isOpen() {
 		asked, err := p.ask(ctx, f)
 		if err != nil {
-			f.giveBack(rows)
 			return 0, err
 		}
 		rows = append(rows, asked...)
 	}
-	if err := p.book(ctx, f, rows); err != nil {
-		f.giveBack(rows)
-		return 0, err
-	}
-	return len(rows), nil
+	return 0, p.book(ctx, f, rows)
 }
 
 func (p *Proxies) ask(ctx context.Context, f *follower) ([]proxylink.Row, error) {

@@ -17,6 +17,7 @@ type follower struct {
 	open    bool       // its stream is
 	behind  bool       // rows went by unbooked: the whole ledger has to be asked for
 	pending map[rowKey]proxylink.Row
+	taken   int // how many have taken rows and are not done with them
 }
 
 // rowKey is what two rows that merge have in common.
@@ -65,14 +66,14 @@ func (f *follower) isOpen() bool {
 	return f.open
 }
 
-// waiting says whether rows are there to book.
+// waiting says whether rows are there to book, or are being booked.
 func (f *follower) waiting() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.pending) > 0
+	return len(f.pending) > 0 || f.taken > 0
 }
 
-// take gives the rows to book.
+// take gives the rows to book; settled follows.
 func (f *follower) take() (rows []proxylink.Row) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,15 +81,17 @@ func (f *follower) take() (rows []proxylink.Row) {
 		rows = append(rows, r)
 	}
 	f.pending = nil
+	f.taken++
 	return rows
 }
 
-// giveBack returns what take gave and nobody booked: a proxyd that was killed
-// may not have it any more.
-func (f *follower) giveBack(rows []proxylink.Row) {
+// settled says that what take gave is booked but for these, which wait again: a
+// proxyd that was killed may not have them any more.
+func (f *follower) settled(unbooked []proxylink.Row) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.wait(rows)
+	f.taken--
+	f.wait(unbooked)
 }
 
 // skip forgets rows, which proxyd keeps until they are acknowledged.

@@ -98,6 +98,47 @@ func TestRowsOfADeadProxydAreNotLost(t *testing.T) {
 	until(t, "the booking", func() bool { return b.platform() == 5 })
 }
 
+// Nor when it is gone, from gossip too, while its last rows are on their way
+// into a record that takes long.
+func TestRowsUnderWayOfADeadProxydAreNotLost(t *testing.T) {
+	b, d := record(t), startProxyd(t, "127.0.0.1:0")
+	bookings := make(chan chan struct{})
+	b.mu.Lock()
+	b.hold = bookings
+	b.mu.Unlock()
+	w := newTown(member("p1", d))
+	p := run(t, w, b)
+	d.carry("s", "i", now, 5, 0)
+	goOn := <-bookings
+	d.kill()
+	until(t, "the news of its death", func() bool { return !p.Any() })
+	w.set()
+	until(t, "the goodbye", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, f := range p.followers {
+			if f.listed {
+				return false
+			}
+		}
+		return true
+	})
+	tried := dials(t, d.addr)
+	for range 2 { // it looks twice whether it has to go on
+		select {
+		case <-tried:
+		case <-time.After(20 * time.Second):
+			t.Fatal("the proxyd was forgotten before its rows were booked")
+		}
+	}
+	b.mu.Lock()
+	b.hold = nil
+	b.mu.Unlock()
+	close(goOn)
+	until(t, "the booking", func() bool { return b.platform() == 5 })
+	until(t, "its end", func() bool { return len(p.all()) == 0 })
+}
+
 func TestARowThatCannotBeBookedHoldsUpNone(t *testing.T) {
 	b, d := record(t), startProxyd(t, "127.0.0.1:0")
 	d.put(proxylink.Row{SessionID: "s", ProjectID: "p", Type: egress.None, Hour: 1, Incarnation: "i", Up: 1})

@@ -124,6 +124,25 @@ func (d *proxyd) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// dials listens where a killed one was, serves nobody, and tells of who came.
+func dials(t *testing.T, addr string) <-chan struct{} {
+	t.Helper()
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	came, ended := make(chan struct{}, 1000), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for conn, err := ln.Accept(); err == nil; conn, err = ln.Accept() {
+			conn.Close()
+			came <- struct{}{}
+		}
+	}()
+	t.Cleanup(func() { ln.Close(); <-ended })
+	return came
+}
+
 func (d *proxyd) allAcked() bool { return len(d.open(false).Rows) == 0 }
 
 // town is gossip.
@@ -168,8 +187,9 @@ func member(name string, d *proxyd) gossip.Member {
 type book struct {
 	*placement.Record
 	mu       sync.Mutex
-	follower bool  // guarded by mu
-	refuse   error // guarded by mu
+	follower bool               // guarded by mu
+	refuse   error              // guarded by mu
+	hold     chan chan struct{} // guarded by mu: nil, or told of each booking, which waits for what it is given
 }
 
 func (b *book) set(follower bool, refuse error) {
@@ -186,8 +206,19 @@ func (b *book) Leader() bool {
 
 func (b *book) RecordUsage(ctx context.Context, rows []proxylink.Row) error {
 	b.mu.Lock()
-	err := b.refuse
+	err, hold := b.refuse, b.hold
 	b.mu.Unlock()
+	if hold != nil {
+		goOn := make(chan struct{})
+		select {
+		case hold <- goOn:
+			select {
+			case <-goOn:
+			case <-ctx.Done():
+			}
+		case <-ctx.Done():
+		}
+	}
 	if err != nil {
 		return err
 	}
