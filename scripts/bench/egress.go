@@ -36,7 +36,7 @@ func (b *bench) egress(ctx context.Context) (err error) {
 // egressBench is what the parts share.
 type egressBench struct {
 	*bench
-	bulk, echo           *helper
+	bulk, echo           *child
 	proxyd, ruled        lane // ruled: by a pass with the most and longest rules
 	tiny, squid, haproxy lane
 	peers                *proxies
@@ -55,10 +55,10 @@ func (b *bench) newEgress() (*egressBench, error) {
 }
 
 func (e *egressBench) start() (err error) {
-	if e.bulk, err = startHelper("bulk-site", nil); err != nil {
+	if e.bulk, err = startChild("bulk-site", nil); err != nil {
 		return err
 	}
-	if e.echo, err = startHelper("echo-site", nil); err != nil {
+	if e.echo, err = startChild("echo-site", nil); err != nil {
 		return err
 	}
 	if e.peers, err = startProxies(e.stack.base, e.bulk.addrs[0]); err != nil {
@@ -191,7 +191,7 @@ func (e *egressBench) quiet(ctx context.Context) error {
 	err = interleave(ctx, 1, e.rounds(9, 4),
 		func(_ context.Context, counts bool) error { _, err := turn(e.proxyd, &alone, counts); return err },
 		func(_ context.Context, counts bool) (err error) {
-			sink, err := startHelper("sink", &drain{other, e.bulk.addrs[0]})
+			sink, err := startChild("sink", &drain{other, e.bulk.addrs[0]})
 			if err != nil {
 				return err
 			}

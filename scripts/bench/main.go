@@ -52,7 +52,7 @@ const (
 )
 
 func main() {
-	if len(os.Args) == 3 && os.Args[1] == helperArg {
+	if len(os.Args) == 3 && os.Args[1] == childArg {
 		if err := help(os.Args[2]); err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %s: %v\n", os.Args[2], err)
 			os.Exit(1)

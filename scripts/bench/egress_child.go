@@ -12,17 +12,17 @@ import (
 	"time"
 )
 
-// helper is this program once more, for one role: what it says first are
+// child is this program once more, for one role: what it says first are
 // addresses; it ends when its input does, so it never outlives the bench.
-type helper struct {
+type child struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
 	out   *bufio.Reader
 	addrs []string
 }
 
-// helperArg is the first argument of a helper; its role is the second one.
-const helperArg = "helper"
+// childArg is the first argument of a child; its role is the second one.
+const childArg = "child"
 
 // drain is what a sink is told.
 type drain struct {
@@ -30,49 +30,49 @@ type drain struct {
 	Target string
 }
 
-func startHelper(role string, told any) (*helper, error) {
-	h := &helper{cmd: exec.Command("/proc/self/exe", helperArg, role)}
-	h.cmd.Stderr = os.Stderr
-	in, err := h.cmd.StdinPipe()
+func startChild(role string, told any) (*child, error) {
+	c := &child{cmd: exec.Command("/proc/self/exe", childArg, role)}
+	c.cmd.Stderr = os.Stderr
+	in, err := c.cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	out, err := h.cmd.StdoutPipe()
+	out, err := c.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	if err := h.cmd.Start(); err != nil {
+	if err := c.cmd.Start(); err != nil {
 		return nil, err
 	}
-	h.in, h.out = in, bufio.NewReader(out)
+	c.in, c.out = in, bufio.NewReader(out)
 	if err := json.NewEncoder(in).Encode(told); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", role, err), h.close())
+		return nil, errors.Join(fmt.Errorf("%s: %w", role, err), c.close())
 	}
-	line, err := h.out.ReadString('\n')
+	line, err := c.out.ReadString('\n')
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s did not start: %w", role, err), h.close())
+		return nil, errors.Join(fmt.Errorf("%s did not start: %w", role, err), c.close())
 	}
-	h.addrs = strings.Fields(line)
-	return h, nil
+	c.addrs = strings.Fields(line)
+	return c, nil
 }
 
 // result ends a sink and gives the GB/s that it took.
-func (h *helper) result() (rate float64, err error) {
-	h.in.Close()
-	_, err = fmt.Fscan(h.out, &rate)
+func (c *child) result() (rate float64, err error) {
+	c.in.Close()
+	_, err = fmt.Fscan(c.out, &rate)
 	return rate, err
 }
 
 // close ends it; nil is none.
-func (h *helper) close() error {
-	if h == nil {
+func (c *child) close() error {
+	if c == nil {
 		return nil
 	}
-	h.in.Close()
-	return h.cmd.Wait()
+	c.in.Close()
+	return c.cmd.Wait()
 }
 
-// help is a helper's main function.
+// help is a child's main function.
 func help(role string) error {
 	in := bufio.NewReader(os.Stdin)
 	told, err := in.ReadBytes('\n')
