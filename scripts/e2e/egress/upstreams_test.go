@@ -55,6 +55,12 @@ func (p proxy) served(site string) (n int) {
 	return n
 }
 
+// serves waits until the log names a site: squid writes it after the answer.
+func (p proxy) serves(t *testing.T, site string) {
+	t.Helper()
+	testenv.Wait(t, 20*time.Second, p.url+" has served "+site, func() bool { return p.served(site) > 0 })
+}
+
 // startSquid starts squid on a web host.
 func startSquid(t *testing.T, w *testenv.WebHost) proxy {
 	t.Helper()
