@@ -29,7 +29,7 @@ const (
 	// proxydShun is how long a proxyd that could not be reached is tried last.
 	proxydShun = 5 * time.Second
 	// proxydTell bounds telling proxyds of a session's new pass.
-	proxydTell = 500 * time.Millisecond
+	proxydTell = proxydTry
 )
 
 // members is what this file needs of gossip.
@@ -155,10 +155,12 @@ func (w *way) tell(frame []byte) {
 func (w *way) tellOne(ctx context.Context, addr string, frame []byte) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", addr)
-	if err != nil { // gone, and its connections with it
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		delete(w.met, addr)
+	if err != nil {
+		if ctx.Err() == nil { // refused: it is gone, and its connections with it
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			delete(w.met, addr)
+		}
 		return
 	}
 	defer conn.Close()

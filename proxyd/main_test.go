@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,7 +21,13 @@ import (
 	"github.com/berth-dev/berth/shared/trust"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(runsProxyd) != "" {
+		main()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestConfigIsChecked(t *testing.T) {
 	good := config{Listen: "127.0.0.1:1", GossipAddr: "127.0.0.1:2", Control: "[::1]:3", EgressAllow: "10.0.0.0/8"}

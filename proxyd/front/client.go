@@ -39,6 +39,7 @@ type client struct {
 	due       atomic.Int64 // when what is awaited must be here, in Unix nanoseconds; 0: never; late: it was not
 	idle      bool         // waits for its first byte
 	between   atomic.Bool  // plain HTTP: waits for its next request
+	spoiled   atomic.Bool  // plain HTTP: the end of a request's body was not found, so what follows is no request
 	closeOnce sync.Once
 }
 

@@ -2,6 +2,8 @@ package front
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -37,6 +39,9 @@ func (s *Server) newPlain() *http.Server {
 // serveHTTP serves each request of a connection; its target is decided anew.
 func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(clientKey{}).(*client)
+	if c.spoiled.Load() {
+		panic(http.ErrAbortHandler) // closes
+	}
 	if c.web != nil && s.passes.Replaced(c.pass) {
 		panic(http.ErrAbortHandler) // closes: the client repeats it on a new connection, whose pass is today's
 	}
@@ -66,7 +71,33 @@ func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	// A site may answer while the body still comes; without this net/http would
 	// read the body away before the answer goes out.
 	_ = http.NewResponseController(w).EnableFullDuplex()
+	r.Body = &body{r.Body, c}
 	c.web.serve(w, r, route)
+}
+
+// body notes that a request's body has no end that can be found, such as one
+// with a malformed chunk. In full duplex net/http would take what follows for
+// the next request.
+type body struct {
+	io.ReadCloser
+	c *client
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, http.ErrBodyReadAfterClose) {
+		b.c.spoiled.Store(true)
+	}
+	return n, err
+}
+
+// Close reads on to the end, or net/http closes the connection.
+func (b *body) Close() error {
+	err := b.ReadCloser.Close()
+	if err != nil {
+		b.c.spoiled.Store(true)
+	}
+	return err
 }
 
 // plainTarget reads the target of a request in absolute form; text is what the

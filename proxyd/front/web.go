@@ -72,7 +72,10 @@ func (w *web) serve(rw http.ResponseWriter, r *http.Request, route *proxylink.Ro
 
 // fail answers a request that came to nothing, unless the client left.
 func (w *web) fail(rw http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() == nil {
+	if r.Context().Err() == nil && w.c.spoiled.Load() {
+		rw.Header().Set("Connection", "close")
+		http.Error(rw, "the request's body cannot be read", http.StatusBadRequest)
+	} else if r.Context().Err() == nil {
 		refused := plainFailure(err)
 		text, _, _ := plainTarget(r)
 		w.s.refuse(w.c, r.Method, text, refused)

@@ -33,6 +33,7 @@ var rows = []row{
 	{"file", containers(figuresPool), (*bench).file},
 	{"burst", containers("browser=12,shell=0,both=0"), (*bench).burst},
 	{"memory", containers(emptyPool), (*bench).memory},
+	{"egress", containers(emptyPool), (*bench).egress},
 	{"crash", containers("browser=1,shell=4,both=0"), (*bench).crash},
 	{"start", microVMs(emptyPool), (*bench).start}, // first: the templates are built by it
 	{"clone", microVMs(emptyPool), (*bench).clone},
@@ -51,6 +52,13 @@ const (
 )
 
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == childArg {
+		if err := help(os.Args[2]); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: %s: %v\n", os.Args[2], err)
+			os.Exit(1)
+		}
+		return
+	}
 	quick := flag.Bool("quick", false, "fewer rounds, about two minutes")
 	only := flag.String("only", "", "rows to run, with commas; default all")
 	out := flag.String("out", "scripts/bench/results", "folder for the table, empty for none")

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Measures Berth on a stack of its own and prints the table of figures.
 # Usage: run.sh [-quick] [-only ROW,...]; rows: create lifecycle evaluate exec
-# file burst memory crash, of containers; start clone pause move resume, of
+# file burst memory egress crash, of containers; start clone pause move resume, of
 # microVMs on two hosts. make bench sets up what it needs, but for nginx, which
 # only this brings.
 export BERTH_BENCH=1

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,7 +23,7 @@ func TestPasswordStaysWithGatewayAndProxyd(t *testing.T) {
 	squid := startSquid(t, web.WebHost)
 	s := c.Create(testenv.Fields{"shell": true, "proxy": squid.rule(testenv.Fields{"scope": "all"})})
 	mark := "mark-" + s.Id
-	c.Output(s.Id, "MARK="+mark)
+	c.Output(s.Id, "MARK="+mark+"; (sleep 27182 >/dev/null 2>&1 &)")
 	for range 3 {
 		fetch(c, s.Id, web.at("one.test", "/from"))
 		goTo(t, s, web.at("two.test", "/from"))
@@ -64,15 +65,13 @@ func memories(t *testing.T, env *testenv.Env, id, mark string) {
 	t.Helper()
 	found := map[string]int{}
 	search := func(what string, pid int) {
-		for _, form := range append(forms(), id, mark) {
-			if inMemory(t, pid, []byte(form)) {
-				found[what+" "+form]++
-			}
+		for _, form := range inMemory(pid, append(forms(), id, mark)) {
+			found[what+" "+form]++
 		}
 	}
 	search("hostd", env.PID(testenv.HostName(0)))
 	search("hostd", env.PID(testenv.HostName(1)))
-	processes := env.MachineProcesses()
+	processes := neighbours(t, env, env.FindProcess(t, "sleep", "27182").PID)
 	for _, pid := range processes {
 		search("machine", pid)
 	}
@@ -86,20 +85,38 @@ func memories(t *testing.T, env *testenv.Env, id, mark string) {
 	}
 }
 
+// neighbours are the processes of a process's machine, which has a network
+// namespace of its own.
+func neighbours(t *testing.T, env *testenv.Env, pid int) []int {
+	t.Helper()
+	namespace := func(pid int) string {
+		name, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)) // empty: it has ended
+		return name
+	}
+	return slices.DeleteFunc(env.MachineProcesses(), func(other int) bool { return namespace(other) != namespace(pid) })
+}
+
 const page = 4096
 
-// inMemory says whether some bytes lie in a process's memory. Pages that are not
-// there, of which a race-checked process has terabytes, are passed over.
-func inMemory(t *testing.T, pid int, want []byte) bool {
-	t.Helper()
+// inMemory gives those of some texts that lie in what a process may write to.
+// Pages that are not there, of which a race-checked process has terabytes, are
+// passed over.
+func inMemory(pid int, want []string) (found []string) {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
 	mem, err2 := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
 	pagemap, err3 := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
 	if err != nil || err2 != nil || err3 != nil {
-		return false // it has ended
+		return nil // it has ended
 	}
 	defer mem.Close()
 	defer pagemap.Close()
+	see := func(memory []byte) {
+		for _, text := range want {
+			if !slices.Contains(found, text) && bytes.Contains(memory, []byte(text)) {
+				found = append(found, text)
+			}
+		}
+	}
 	var from, to uint64
 	var rights string
 	for line := range strings.Lines(string(maps)) {
@@ -110,15 +127,15 @@ func inMemory(t *testing.T, pid int, want []byte) bool {
 			continue
 		}
 		var kib int
-		if n, _ := fmt.Sscanf(line, "Rss: %d kB", &kib); n == 1 && kib > 0 && rights[0] == 'r' && inRange(mem, pagemap, from, to, want) {
-			return true
+		if n, _ := fmt.Sscanf(line, "Rss: %d kB", &kib); n == 1 && kib > 0 && strings.HasPrefix(rights, "rw") {
+			inRange(mem, pagemap, from, to, see)
 		}
 	}
-	return false
+	return found
 }
 
-// inRange searches the pages that are present, run by run.
-func inRange(mem, pagemap *os.File, from, to uint64, want []byte) bool {
+// inRange shows the pages that are present, run by run.
+func inRange(mem, pagemap *os.File, from, to uint64, see func([]byte)) {
 	const chunk = 1 << 16 // pages looked up at once
 	entries := make([]byte, 8*chunk)
 	var run uint64 // where the pages present now began; 0: none
@@ -131,9 +148,7 @@ func inRange(mem, pagemap *os.File, from, to uint64, want []byte) bool {
 				run = here
 			}
 			if run != 0 && (!present || here-run > 64<<20) {
-				if holds(mem, run, here, want) {
-					return true
-				}
+				see(read(mem, run, here))
 				run = 0
 				if present {
 					run = here - page // a little twice: it may lie across
@@ -141,11 +156,13 @@ func inRange(mem, pagemap *os.File, from, to uint64, want []byte) bool {
 			}
 		}
 	}
-	return run != 0 && holds(mem, run, to, want)
+	if run != 0 {
+		see(read(mem, run, to))
+	}
 }
 
-func holds(mem *os.File, from, to uint64, want []byte) bool {
+func read(mem *os.File, from, to uint64) []byte {
 	b := make([]byte, to-from)
 	n, _ := mem.ReadAt(b, int64(from))
-	return bytes.Contains(b[:n], want)
+	return b[:n]
 }

@@ -84,7 +84,9 @@ func (s *site) at(name, path string) string { return fmt.Sprintf("http://%s:%d%s
 
 func (s *site) mux(t *testing.T) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/from", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RemoteAddr) })
+	for _, path := range []string{"/from", "/from/"} { // what follows tells requests apart in logs
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RemoteAddr) })
+	}
 	mux.HandleFunc("/upload", func(w http.ResponseWriter, r *http.Request) { n, _ := io.Copy(io.Discard, r.Body); fmt.Fprint(w, n) })
 	mux.HandleFunc("/bytes/{n}", s.bytes)
 	mux.HandleFunc("/gate", s.half)
