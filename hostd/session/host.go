@@ -330,13 +330,16 @@ func (h *Host) Patch(ctx context.Context, id string, set hostlink.Settings) (hos
 	if s == nil {
 		return hostlink.Status{}, h.gone(id)
 	}
-	if _, err := s.ask(ctx, order{settings: &set}); err != nil {
+	done, err := s.ask(ctx, order{settings: &set})
+	if err != nil {
 		if errors.Is(err, errEnded) {
 			err = h.gone(id)
 		}
 		return hostlink.Status{}, err
 	}
-	h.awaitTold(ctx, s)
+	if done.await {
+		h.awaitTold(ctx, s)
+	}
 	now, err := s.ask(ctx, order{})
 	if errors.Is(err, errEnded) {
 		err = h.gone(id)

@@ -84,6 +84,7 @@ type order struct {
 type answer struct {
 	status   hostlink.Status
 	captured hostlink.Captured
+	await    bool // what was ordered is worth waiting for: see awaitTold
 	rec      Record
 	err      error
 }
@@ -175,7 +176,8 @@ func (s *live) obey(o order) {
 	case o.event != nil:
 		o.reply <- answer{err: s.recordEvent(*o.event)}
 	case o.settings != nil:
-		o.reply <- answer{err: s.patch(*o.settings)}
+		fresh, err := s.patch(*o.settings)
+		o.reply <- answer{await: fresh || s.untold == 0, err: err}
 	case o.capture != nil:
 		s.capture(*o.capture, o.reply)
 	case o.verdict != nil:
@@ -238,10 +240,12 @@ func (s *live) machineDied() {
 	s.end(hostlink.Tombstone{EndedAt: time.Now(), Error: "The session's machine ended unexpectedly."})
 }
 
-func (s *live) patch(set hostlink.Settings) error {
+// patch carries an order of settings out; fresh says that it was more than
+// another pass.
+func (s *live) patch(set hostlink.Settings) (fresh bool, err error) {
 	now, fresh, ok := newer(s.rec.Acquire.Settings, set, s.epoch)
 	if !ok {
-		return nil // an older order that came late
+		return false, nil // an older order that came late
 	}
 	rec := s.rec
 	if rec.Acquire.Settings = now; fresh {
@@ -249,7 +253,7 @@ func (s *live) patch(set hostlink.Settings) error {
 	}
 	news, changed := proxyNews(s.rec.Acquire.Settings, now)
 	if err := s.write(rec); err != nil {
-		return err
+		return fresh, err
 	}
 	if s.phase != held {
 		s.openWay()
@@ -262,7 +266,7 @@ func (s *live) patch(set hostlink.Settings) error {
 		s.deadline.Reset(time.Until(s.rec.deadline()))
 		s.watchClients(session.DisconnectGrace)
 	}
-	return nil
+	return fresh, nil
 }
 
 // write puts the record into the book and, if that takes it, in force.

@@ -135,7 +135,9 @@ func (s *live) answerTold() {
 }
 
 // awaitTold waits a while until the agent obeys the settings in force: shells
-// that start after the answer to a PATCH are told of its proxy.
+// that start after the answer to a PATCH are told of its proxy. A mere renewal of
+// the pass does not wait for an agent that failed to answer before, as one does
+// that is older than this order: all of a host's sessions are renewed in a row.
 func (h *Host) awaitTold(ctx context.Context, s *live) {
 	tctx, cancel := context.WithTimeout(ctx, tellWait)
 	defer cancel()

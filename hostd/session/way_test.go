@@ -282,6 +282,15 @@ func TestTheShellIsToldOfTheProxy(t *testing.T) {
 		if took := time.Since(began); took != tellWait {
 			t.Errorf("a patch waited %s for an agent that does not obey", took)
 		}
+		time.Sleep(tellTime)
+		began = time.Now()
+		renewal := hostlink.Settings{Version: 4, ExpiresAt: a.ExpiresAt, ShellProxy: true, Pass: []byte("again"), PassExpires: began.Add(time.Hour)}
+		if st, err := r.host.Patch(t.Context(), "s", renewal); err != nil || !st.PassExpires.Equal(renewal.PassExpires) {
+			t.Fatalf("%+v, %v", st, err)
+		}
+		if took := time.Since(began); took != 0 {
+			t.Errorf("a renewal waited %s for an agent that does not obey", took)
+		}
 		r.guest(0).set(func(f *fakeGuest) { f.deaf = false })
 		time.Sleep(tellSeldom)
 		if p, _ := r.guest(0).heard(); !p.Shell || p.Version != 4 {
