@@ -135,8 +135,8 @@ func newProvider(c ProviderConfig) (*provider, error) {
 	if p.username, err = parseTemplate(c.Username); err != nil {
 		return nil, fmt.Errorf("username: %w", err)
 	}
-	if p.password, err = parseTemplate(c.Password); err != nil {
-		return nil, fmt.Errorf("password: %w", err)
+	if p.password, err = parseTemplate(c.Password); err != nil { // whose text would show a piece of it
+		return nil, errors.New("password: brackets and braces are for {country}, {state}, {city} and {session} alone")
 	}
 	if strings.Contains(c.Username, ":") {
 		return nil, errors.New("username: a colon would end it (RFC 7617)")

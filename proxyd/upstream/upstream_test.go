@@ -435,6 +435,9 @@ func TestLoadProviders(t *testing.T) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
+	if _, err := load(one(`"name":"a","types":["residential"],"server":"http://x:1","password":"my{secret"`), 0o600); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("a piece of the password is shown: %v", err)
+	}
 	p := `{"name":"a","types":["residential"],"server":"http://x:1"}`
 	if _, err := load(fmt.Sprintf(`{"providers":[%s,%s]}`, p, p), 0o600); err == nil || !strings.Contains(err.Error(), "twice") {
 		t.Errorf("twice: %v", err)
