@@ -225,11 +225,21 @@ func answers(conn net.Conn, head bool) (paths []string) {
 	}
 }
 
-// startHAProxy starts haproxy in front of a server.
+// startHAProxy starts haproxy in front of a server, with a listener that is
+// there already: nobody else can take its port.
 func startHAProxy(t *testing.T, server string) (addr string) {
 	t.Helper()
 	binary := findHAProxy(t)
-	addr = nobody(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	listener, err := ln.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
 	config := filepath.Join(t.TempDir(), "haproxy.cfg")
 	text := fmt.Sprintf(`global
   nbthread 1
@@ -241,16 +251,17 @@ defaults
   timeout server 20s
   timeout http-request 20s
 listen all
-  bind %s
+  bind fd@3
   http-reuse never
   server one %s
-`, addr, server)
+`, server)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var said strings.Builder
 	cmd := exec.Command(binary, "-db", "-f", config)
 	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.ExtraFiles = []*os.File{listener} // 3
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -261,15 +272,7 @@ listen all
 			t.Logf("haproxy: %s", &said)
 		}
 	})
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if conn, err := net.Dial("tcp", addr); err == nil {
-			conn.Close()
-			return addr
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("haproxy does not listen")
-		}
-	}
+	return ln.Addr().String()
 }
 
 // findHAProxy skips on a developer's computer, by name, and fails in CI.
