@@ -27,7 +27,7 @@ type memBook struct {
 	sessions map[string]Record
 	tombs    map[string]hostlink.Tombstone
 	acked    map[string]bool
-	full     bool // End fails
+	full     bool // End and PutSession fail
 	targets  map[string]Record
 	left     map[string]Left
 	verdicts map[string]hostlink.Verdict
@@ -37,6 +37,8 @@ type memBook struct {
 func newMemBook() *memBook {
 	return &memBook{targets: map[string]Record{}, left: map[string]Left{}, verdicts: map[string]hostlink.Verdict{}, machines: map[string]machine.Handle{}, sessions: map[string]Record{}, tombs: map[string]hostlink.Tombstone{}, acked: map[string]bool{}}
 }
+
+var errFull = errors.New("no space left on device")
 
 func (b *memBook) locked(f func()) error { b.mu.Lock(); defer b.mu.Unlock(); f(); return nil }
 
@@ -66,6 +68,12 @@ func (b *memBook) Machines() (out []machine.Handle, err error) {
 	})
 }
 func (b *memBook) PutSession(r Record) error {
+	b.mu.Lock()
+	full := b.full
+	b.mu.Unlock()
+	if full {
+		return errFull
+	}
 	return b.write("session", func() { b.sessions[r.Acquire.SessionID] = on(r) })
 }
 func (b *memBook) Drop(r Record) error {
@@ -82,7 +90,7 @@ func (b *memBook) End(t hostlink.Tombstone, machineID string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.full {
-		return errors.New("no space left on device")
+		return errFull
 	}
 	return b.cut.do("book: end", func() error {
 		b.tombs[t.SessionID] = t

@@ -253,6 +253,9 @@ func (s *live) patch(set hostlink.Settings) (fresh bool, err error) {
 	}
 	news, changed := proxyNews(s.rec.Acquire.Settings, now)
 	if err := s.write(rec); err != nil {
+		if !fresh && s.phase != held && s.way != nil {
+			s.way.Show(now.Pass) // good all the same: a full disk locks no session out
+		}
 		return fresh, err
 	}
 	if s.phase != held {

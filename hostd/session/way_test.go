@@ -136,6 +136,20 @@ func TestNewConnectionsShowTheNewestPass(t *testing.T) {
 				t.Errorf("step %d: shows %q until %v (%v), want %q until %v", i, got, st.PassExpires, err, step.want, step.expires)
 			}
 		}
+		r.book.mu.Lock()
+		r.book.full = true
+		r.book.mu.Unlock()
+		for _, set := range []hostlink.Settings{passed(3, "in memory only", later), passed(4, "four", later)} {
+			if _, err := r.host.Patch(t.Context(), "s", set); err == nil {
+				t.Error("what is not in the book is in force")
+			}
+			if got := r.guest(0).shows(); got != "in memory only" {
+				t.Errorf("beside a full disk it shows %q", got)
+			}
+		}
+		r.book.mu.Lock()
+		r.book.full = false
+		r.book.mu.Unlock()
 		r.host.Close() // the next hostd shows what the newest was
 		r.host = r.newHost()
 		if err := r.host.Adopt(t.Context(), r.revive, nil); err != nil {
