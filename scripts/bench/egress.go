@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/berth-dev/berth/shared/api"
 	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/trust"
@@ -110,6 +112,11 @@ func (e *egressBench) slice() time.Duration {
 
 // throughput: one download as fast as it goes, and the processor time of it.
 func (e *egressBench) throughput(ctx context.Context) error {
+	inside, release, err := e.inside(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	type side struct {
 		lane
 		rate, cpu samples // GB/s, s/GB
@@ -125,6 +132,14 @@ func (e *egressBench) throughput(ctx context.Context) error {
 			return err
 		})
 	}
+	var machine samples // GB/s
+	rounds = append(rounds, func(ctx context.Context, counts bool) error {
+		rate, err := inside(ctx)
+		if counts {
+			machine = append(machine, rate)
+		}
+		return err
+	})
 	if err := interleave(ctx, 1, e.rounds(7, 3), rounds...); err != nil {
 		return err
 	}
@@ -137,10 +152,37 @@ func (e *egressBench) throughput(ctx context.Context) error {
 			Value: own.rate.median(), Peer: sides[i+1].rate.median(), Count: len(own.rate)})
 	}
 	e.add(figure{What: "the same", Beside: "without a proxy", Unit: "GB/s", Plain: true, Value: own.rate.median(), Peer: sides[4].rate.median(), Count: len(own.rate)})
+	e.add(figure{What: "the same by curl in a session's shell, scope all", Beside: "at proxyd's front", Unit: "GB/s", Plain: true,
+		Value: machine.median(), Peer: own.rate.median(), Count: len(machine)})
 	e.add(figure{What: "CPU seconds per GB of it", Beside: "tinyproxy", Unit: "s", Now: 1.0 / 4, Aim: 1.0 / 8,
 		Value: own.cpu.median(), Peer: sides[1].cpu.median(), Count: len(own.cpu),
 		Note: fmt.Sprintf("squid %.3f, HAProxy %.3f s", sides[2].cpu.median(), sides[3].cpu.median())})
 	return nil
+}
+
+// inside makes a session and gives what downloads in its shell, by the session's
+// listener, hostd and proxyd: GB/s.
+func (e *egressBench) inside(ctx context.Context) (get func(context.Context) (float64, error), release func(), err error) {
+	in := kinds["shell"]
+	in.Proxy = api.ProxySetting(`[{"type":"none","scope":"all"}]`)
+	s, err := e.stack.api.CreateSession(ctx, in, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	command := fmt.Sprintf("curl --silent --http0.9 --proxytunnel --max-time %.1f --output /dev/null --write-out %%{speed_download} http://%s/; true",
+		e.slice().Seconds(), e.bulk.addrs[0])
+	get = func(ctx context.Context) (float64, error) {
+		r, err := e.stack.api.Exec(ctx, s.Id, api.Exec{Command: command})
+		if err != nil {
+			return 0, err
+		}
+		rate, err := strconv.ParseFloat(strings.TrimSpace(r.Stdout), 64)
+		if err == nil && rate == 0 {
+			err = fmt.Errorf("curl got nothing: %s", r.Stderr)
+		}
+		return rate / 1e9, err
+	}
+	return get, func() { _ = e.stack.release(context.WithoutCancel(ctx), s.Id) }, nil
 }
 
 // connections: connect, CONNECT, one byte there and back, close.
