@@ -47,8 +47,7 @@ func (e *egressBench) inside(ctx context.Context) (get func(context.Context) (fl
 	if err != nil {
 		return nil, nil, err
 	}
-	command := fmt.Sprintf("curl --silent --http0.9 --proxytunnel --max-time %.1f --output /dev/null --write-out %%{speed_download} http://%s/; true",
-		e.slice().Seconds(), e.bulk.addrs[0])
+	command := fmt.Sprintf("curl --silent --show-error --http0.9 --proxytunnel --max-time 1.5 --output /dev/null --write-out %%{speed_download} http://%s/; true", e.bulk.addrs[0])
 	get = func(ctx context.Context) (float64, error) {
 		r, err := e.stack.api.Exec(ctx, s.Id, api.Exec{Command: command})
 		if err != nil {
