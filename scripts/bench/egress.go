@@ -4,14 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/berth-dev/berth/shared/egress"
-	"github.com/berth-dev/berth/shared/proxylink"
-	"github.com/berth-dev/berth/shared/trust"
 )
 
 // egress measures the stack's own proxyd at its front: with ledger, gossip and
@@ -76,30 +72,6 @@ func (e *egressBench) close() error {
 	return errors.Join(e.peers.close(), e.bulk.close(), e.echo.close())
 }
 
-// lane leads through proxyd, for a session of so many rules that match no site.
-func (e *egressBench) lane(session string, rules int) (lane, error) {
-	pid, err := e.stack.pid("proxyd")
-	if err != nil {
-		return lane{}, err
-	}
-	secret, err := trust.LoadOrCreate(filepath.Join(e.stack.home, "cluster.secret"))
-	if err != nil {
-		return lane{}, err
-	}
-	pass := proxylink.Pass{SessionID: session, ProjectID: "bench", Epoch: 1, Version: 1, Expires: time.Now().Add(time.Hour)}
-	for i := range rules {
-		pattern := fmt.Sprintf(`(^|\.)(shop|store|cart|pay)%d[a-z]{2,9}\.(com|net|org)$|`, i)
-		pattern += strings.Repeat("x", egress.MaxPattern-len(pattern))
-		pass.Routes = append(pass.Routes, proxylink.Route{Rule: egress.Rule{Type: egress.Custom, Server: "http://proxy.invalid:1", DomainPattern: pattern}})
-	}
-	sealed, err := proxylink.SealPass(secret, pass)
-	if err != nil {
-		return lane{}, err
-	}
-	hello, err := proxylink.AppendHello(nil, proxylink.Hello{Proof: secret.Proof(), Host: "bench", SessionID: session, Epoch: 1, Pass: sealed})
-	return lane{Addr: fmt.Sprintf("127.0.0.1:%d", e.stack.base+201), Hello: hello, pid: pid}, err // as daemons.sh says
-}
-
 // slice is how long one side of a round runs.
 func (e *egressBench) slice() time.Duration {
 	if e.quick {
@@ -110,6 +82,11 @@ func (e *egressBench) slice() time.Duration {
 
 // throughput: one download as fast as it goes, and the processor time of it.
 func (e *egressBench) throughput(ctx context.Context) error {
+	inside, release, err := e.inside(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	type side struct {
 		lane
 		rate, cpu samples // GB/s, s/GB
@@ -125,6 +102,14 @@ func (e *egressBench) throughput(ctx context.Context) error {
 			return err
 		})
 	}
+	var machine samples // GB/s
+	rounds = append(rounds, func(ctx context.Context, counts bool) error {
+		rate, err := inside(ctx)
+		if counts {
+			machine = append(machine, rate)
+		}
+		return err
+	})
 	if err := interleave(ctx, 1, e.rounds(7, 3), rounds...); err != nil {
 		return err
 	}
@@ -137,6 +122,8 @@ func (e *egressBench) throughput(ctx context.Context) error {
 			Value: own.rate.median(), Peer: sides[i+1].rate.median(), Count: len(own.rate)})
 	}
 	e.add(figure{What: "the same", Beside: "without a proxy", Unit: "GB/s", Plain: true, Value: own.rate.median(), Peer: sides[4].rate.median(), Count: len(own.rate)})
+	e.add(figure{What: "the same by curl in a session's shell, scope all", Beside: "at proxyd's front", Unit: "GB/s", Plain: true,
+		Value: machine.median(), Peer: own.rate.median(), Count: len(machine)})
 	e.add(figure{What: "CPU seconds per GB of it", Beside: "tinyproxy", Unit: "s", Now: 1.0 / 4, Aim: 1.0 / 8,
 		Value: own.cpu.median(), Peer: sides[1].cpu.median(), Count: len(own.cpu),
 		Note: fmt.Sprintf("squid %.3f, HAProxy %.3f s", sides[2].cpu.median(), sides[3].cpu.median())})

@@ -114,7 +114,8 @@ func swallow(told []byte, over <-chan struct{}) error {
 	if _, err := c.Write([]byte("x")); err != nil {
 		return err
 	}
-	b, total, began := make([]byte, 1<<20), 0, time.Now()
+	b := make([]byte, 64<<10) // as browsers read
+	total, began := 0, time.Now()
 	for said := false; ; said = true {
 		n, err := c.Read(b)
 		if err != nil {

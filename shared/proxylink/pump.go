@@ -5,7 +5,9 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // A pump moves one direction. Small messages are copied through a buffer, which
@@ -35,7 +37,25 @@ func pump(dst, src HalfCloser, read, written Counter) error {
 		if more, err := p.step(); err != nil || !more {
 			return err
 		}
+		if p.bulk {
+			p.giveWay()
+		}
 	}
+}
+
+// relays counts the open ones.
+var relays atomic.Int64
+
+// giveWay lets other connections have their turn. While the goroutine of a bulk
+// direction can run on, nobody may be looking for what arrived elsewhere: the
+// runtime looks when a thread has nothing to run, and otherwise each 10 ms.
+func (p *oneWay) giveWay() {
+	waited := p.waited
+	p.waited = false
+	if waited || relays.Load() < 2 { // it let them just now, or nobody is there
+		return
+	}
+	time.Sleep(time.Microsecond) // Gosched would run it again before looking
 }
 
 // oneWay is a direction. One goroutine owns it.
@@ -45,6 +65,7 @@ type oneWay struct {
 	read, written Counter
 	streak        int // full reads, or small splices, in a row
 	bulk          bool
+	waited        bool // for bytes, since it gave way
 }
 
 // step moves what is there; more is false at the end of src.
@@ -117,6 +138,7 @@ func (p *oneWay) splice() (more bool, err error) {
 		}
 		putPipe(pp)
 		pp = nil
+		p.waited = true
 		return false
 	})
 	if pp == nil && err == nil { // out of descriptors: copying needs none

@@ -33,6 +33,8 @@ type Counter func(n int64)
 // bToA of what b gave, also where a did not take it: what lies unread at a reset
 // was received all the same.
 func Relay(ctx context.Context, a, b HalfCloser, aToB, bToA Counter) error {
+	relays.Add(1)
+	defer relays.Add(-1)
 	interrupt := sync.OnceFunc(func() {
 		_ = a.SetDeadline(time.Unix(1, 0))
 		_ = b.SetDeadline(time.Unix(1, 0))

@@ -224,6 +224,54 @@ func TestRelayKeepsEveryByteProperty(t *testing.T) {
 	})
 }
 
+// A relay that moves bulk gives way to others, and loses nothing by it.
+func TestRelayBesideBulk(t *testing.T) {
+	quiet, bulk := start(t), start(t)
+	const size = 64 << 20
+	sent := make(chan error, 1)
+	go func() {
+		_, err := bulk.client.Write(make([]byte, size))
+		sent <- errors.Join(err, bulk.client.CloseWrite())
+	}()
+	read := make(chan int64, 1)
+	go func() {
+		n, _ := io.Copy(io.Discard, bulk.server)
+		read <- n
+	}()
+	one := make([]byte, 1)
+	turns := int64(0)
+	for n := int64(-1); n < 0; turns++ { // as long as the bulk takes
+		for _, way := range [][2]*net.TCPConn{{quiet.client, quiet.server}, {quiet.server, quiet.client}} {
+			if _, err := way[0].Write(one); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(way[1], one); err != nil {
+				t.Fatal(err)
+			}
+		}
+		select {
+		case n = <-read:
+			if n != size {
+				t.Errorf("%d bytes of %d", n, size)
+			}
+		default:
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+	for _, r := range []*rig{quiet, bulk} {
+		r.client.Close()
+		r.server.Close()
+		if err := <-r.result; err != nil {
+			t.Error(err)
+		}
+	}
+	if bulk.up.Load() != size || quiet.up.Load() != turns || quiet.down.Load() != turns {
+		t.Errorf("counted %d of bulk, %d and %d of %d turns", bulk.up.Load(), quiet.up.Load(), quiet.down.Load(), turns)
+	}
+}
+
 func TestRelayEndsWithContext(t *testing.T) {
 	r := start(t)
 	why := errors.New("session ended")
