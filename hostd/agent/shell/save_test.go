@@ -1,12 +1,15 @@
 package shell
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berth-dev/berth/hostd/agent/freeze"
 )
 
 // in runs text in a named shell.
@@ -66,6 +69,32 @@ y' && export -f 2>/dev/null; g() { echo in g; }; export -f g; plain=1; export GO
 	}
 	if got := sh(t, b, `echo "$PWD|$A"`); got.out != b.cfg.Workspace.Dir+"|\n" {
 		t.Errorf("after a restart: %+v", got)
+	}
+}
+
+// A bash that was on its way when its shell was restored is not what the shell
+// goes on with: a machine makes one for later, and takes a session in meanwhile.
+func TestRestoreMeetsABashOnItsWay(t *testing.T) {
+	gate := freeze.Open(freeze.Config{}, slog.New(slog.DiscardHandler))
+	s := newShells(t, func(c *Config) { c.Freezer = gate })
+	if err := gate.Shut(t.Context(), freeze.Customer); err != nil {
+		t.Fatal(err)
+	}
+	warm := make(chan error, 1)
+	go func() { warm <- s.Warm(t.Context()) }()
+	until(t, "a bash is on its way", func() bool {
+		made, err := os.ReadDir(s.cfg.StateDir)
+		return err == nil && len(made) > 0
+	})
+	err := s.Restore([]Saved{{Name: Default, Cwd: "/", Env: []string{"A=kept"}}})
+	if e := gate.Thaw(freeze.Customer); err != nil || e != nil {
+		t.Fatal(err, e)
+	}
+	if err := <-warm; err != nil {
+		t.Fatal(err)
+	}
+	if got := sh(t, s, `echo "$PWD $A"`); got.out != "/ kept\n" {
+		t.Errorf("default: %+v", got)
 	}
 }
 

@@ -240,28 +240,44 @@ func (l *lane) ready(ctx context.Context) error {
 	if b := l.current(); b != nil && b.alive() {
 		return nil
 	}
-	if l.s.ctx.Err() != nil {
-		return errClosed
-	}
-	b, err := l.start(ctx)
-	if err != nil {
-		return err
-	}
-	l.mu.Lock()
-	l.bash, l.saved = b, nil
-	l.mu.Unlock()
-	if l.s.ctx.Err() != nil { // Close may have looked before bash stood here
+	for {
+		if l.s.ctx.Err() != nil {
+			return errClosed
+		}
+		l.mu.Lock()
+		saved := l.saved
+		l.mu.Unlock()
+		b, err := l.start(ctx, saved)
+		if err != nil {
+			return err
+		}
+		if l.take(b, saved) {
+			break
+		}
 		b.end()
+	}
+	if l.s.ctx.Err() != nil { // Close may have looked before bash stood here
+		l.end()
 		return errClosed
 	}
 	return nil
 }
 
-// start starts a bash as the one was that the lane continues, else a new one.
-func (l *lane) start(ctx context.Context) (*bash, error) {
+// take gives the lane a bash that was started as saved, unless the lane was
+// restored meanwhile: a start may take as long as the customer's processes stand
+// still.
+func (l *lane) take(b *bash, saved *Saved) bool {
 	l.mu.Lock()
-	saved := l.saved
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	if l.saved != saved {
+		return false
+	}
+	l.bash, l.saved = b, nil
+	return true
+}
+
+// start starts a bash as the one was that the lane continues, else a new one.
+func (l *lane) start(ctx context.Context, saved *Saved) (*bash, error) {
 	if saved != nil {
 		b, err := startBash(ctx, l.s, saved)
 		if err == nil || ctx.Err() != nil {
