@@ -357,3 +357,31 @@ func TestRenew(t *testing.T) {
 		t.Error("chrome did not look whether it had forked")
 	}
 }
+
+// Whoever needs a page while Chrome is being stripped gets one after that, not
+// one whose renderer is killed.
+func TestNoPageWhileChromeIsStripped(t *testing.T) {
+	cfg := testConfig(t)
+	cfg.Calm = time.Hour
+	r := start(t, cfg)
+	c := r.chrome(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	stripped := make(chan struct{})
+	go func() {
+		defer close(stripped)
+		_ = r.Strip(ctx, true) // stopped below
+	}()
+	eventually(t, "all renderers end", func() bool { return len(c.pages.ids()) == 0 && len(c.renderers()) == 0 })
+	if err := r.Page(within(t, time.Second)); err == nil {
+		t.Error("a page was opened meanwhile")
+	}
+	stop()
+	<-stripped
+	if err := r.Page(within(t, 20*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if ids := c.pages.ids(); len(ids) != 1 || r.chrome(t) != c || r.script(t, ids[0], `String(6*7)`) != "42" {
+		t.Errorf("pages %v", ids)
+	}
+}

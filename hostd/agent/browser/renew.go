@@ -18,9 +18,10 @@ import (
 type bare struct {
 	// areas are what processes of a clone have to find wiped, while Chrome
 	// stands still after Strip. Calls of Strip and Renew come one at a time.
-	areas map[int][]area
-	fill  sync.Once
-	done  chan struct{} // closed when the page is there
+	areas    map[int][]area
+	stripped chan struct{} // closed when Strip has ended, which would kill a page's renderer
+	fill     sync.Once
+	done     chan struct{} // closed when the page is there
 }
 
 // Strip leaves nothing in Chrome that was drawn at random and would have to end
@@ -33,53 +34,60 @@ func (b *Browser) Strip(ctx context.Context, calm bool) error {
 	if err != nil {
 		return fmt.Errorf("strip chrome: %w", err)
 	}
-	if err := b.strip(ctx, c, calm); err != nil {
+	if _, err := b.strip(ctx, c, calm); err != nil {
 		return fmt.Errorf("strip chrome: %w", err)
 	}
 	return nil
 }
 
-func (b *Browser) strip(ctx context.Context, c *chrome, calm bool) error {
+// strip gives what lacks then.
+func (b *Browser) strip(ctx context.Context, c *chrome, calm bool) (*bare, error) {
 	if was := c.bare.Load(); was != nil {
 		if was.areas != nil {
-			return nil // it was done, and Chrome has not run since
+			return was, nil // it was done, and Chrome has not run since
 		}
 		// Again: a page that is being opened has to be there to be closed.
 		if err := errors.Join(b.cfg.Freezer.Thaw(freeze.Browser), b.Page(ctx)); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	now := &bare{done: make(chan struct{})}
+	now := &bare{stripped: make(chan struct{}), done: make(chan struct{})}
+	defer close(now.stripped)
 	c.bare.Store(now) // from here on no page replaces the last one
+	areas, err := b.empty(ctx, c, calm)
+	now.areas = areas
+	return now, err
+}
+
+// empty ends Chrome's pages and renderers, and lists what is to be wiped once it
+// stands still.
+func (b *Browser) empty(ctx context.Context, c *chrome, calm bool) (map[int][]area, error) {
 	for _, id := range c.pages.ids() {
 		if err := c.call(ctx, proto.TargetCloseTarget{TargetID: id}, nil); err != nil && c.pages.has(id) {
-			return err
+			return nil, err
 		}
 	}
 	if err := c.awaitPages(ctx, func() bool { return len(c.pages.ids()) == 0 }); err != nil {
-		return err
+		return nil, err
 	}
 	if err := c.endRenderers(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	if calm {
 		c.awaitCalm(ctx, b.cfg.Calm)
 	}
 	for {
 		if err := b.cfg.Freezer.Freeze(ctx, freeze.Browser); err != nil {
-			return err
+			return nil, err
 		}
 		if len(c.renderers()) == 0 {
-			break
+			return c.wiped()
 		}
 		// One that began meanwhile.
 		if err := errors.Join(b.cfg.Freezer.Thaw(freeze.Browser), c.endRenderers(ctx)); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	areas, err := c.wiped()
-	now.areas = areas
-	return err
 }
 
 // Renew makes a Chrome whose memory was cloned share nothing random with its
@@ -96,11 +104,11 @@ func (b *Browser) Renew(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("renew chrome: %w", err)
 	}
-	if err := b.strip(ctx, c, false); err != nil {
+	lacks, err := b.strip(ctx, c, false)
+	if err != nil {
 		return fmt.Errorf("renew chrome: %w", err)
 	}
 	var all error
-	lacks := c.bare.Load()
 	for pid, areas := range lacks.areas {
 		if err := wipe(pid, areas); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
 			all = errors.Join(all, err)
@@ -129,7 +137,14 @@ func (b *Browser) Page(ctx context.Context) error {
 		if lacks == nil {
 			return nil
 		}
-		lacks.fill.Do(func() { c.background(func() { c.open(lacks) }) })
+		select {
+		case <-lacks.stripped:
+			lacks.fill.Do(func() { c.background(func() { c.open(lacks) }) })
+		case <-c.gone:
+			continue
+		case <-ctx.Done():
+			return fmt.Errorf("page: %w", context.Cause(ctx))
+		}
 		select {
 		case <-lacks.done:
 			return nil
