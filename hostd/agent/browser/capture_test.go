@@ -3,6 +3,7 @@ package browser
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -10,7 +11,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/berth-dev/berth/hostd/agent/procfs"
@@ -281,6 +284,18 @@ func flag(t *testing.T, pid int) byte {
 		t.Fatal(err)
 	}
 	return b[0]
+}
+
+// What is to be wiped is known whole or not at all.
+func TestWipedIsReadToTheEnd(t *testing.T) {
+	const two = "1000-2000 rw-p 0 0:0 0\nVmFlags: rd wr wf sd \n3000-4000 rw-p 0 0:0 0\nVmFlags: rd wr sd \n5000-6000 rw-p 0 0:0 0\nVmFlags: rd wf\n"
+	got, err := wipedIn(strings.NewReader(two))
+	if err != nil || !slices.Equal(got, []area{{0x1000, 0x2000}, {0x5000, 0x6000}}) {
+		t.Errorf("%x, %v", got, err)
+	}
+	if _, err := wipedIn(io.MultiReader(strings.NewReader(two[:60]), iotest.ErrReader(syscall.EIO))); !errors.Is(err, syscall.EIO) {
+		t.Errorf("half of it was read: %v", err)
+	}
 }
 
 func TestRenew(t *testing.T) {

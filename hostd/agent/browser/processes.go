@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -98,14 +99,20 @@ const maxWiped = 1 << 20
 type area struct{ start, end int64 }
 
 // wiped lists the areas of a process with the flag "wf" in smaps (proc(5)).
-func wiped(pid int) (list []area, err error) {
+func wiped(pid int) ([]area, error) {
 	f, err := os.Open(procfs.Path(pid, "smaps"))
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	return wipedIn(f)
+}
+
+// wipedIn reads smaps to the end: an area that is missed is one that clones share.
+func wipedIn(smaps io.Reader) (list []area, err error) {
 	var at area
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	lines := bufio.NewScanner(smaps)
+	for lines.Scan() {
 		line := lines.Text()
 		name, rest, _ := strings.Cut(line, " ")
 		if start, end, ok := strings.Cut(name, "-"); ok {
@@ -116,7 +123,7 @@ func wiped(pid int) (list []area, err error) {
 			list = append(list, at)
 		}
 	}
-	return list, nil
+	return list, lines.Err()
 }
 
 // calmCPU is how little processor time Chrome takes in calmFor when it has
