@@ -400,3 +400,24 @@ func TestNoPageWhileChromeIsStripped(t *testing.T) {
 		t.Errorf("pages %v", ids)
 	}
 }
+
+// A Chrome that never opens its page is replaced: nobody waits for ever.
+func TestChromeThatOpensNoPage(t *testing.T) {
+	r := start(t, testConfig(t))
+	c := r.chrome(t)
+	if err := r.Strip(within(t, 20*time.Second), false); err != nil {
+		t.Fatal(err)
+	}
+	old := pageTimeout
+	pageTimeout = 200 * time.Millisecond
+	t.Cleanup(func() { pageTimeout = old })
+	if err := syscall.Kill(c.proc.cmd.Process.Pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Page(within(t, 60*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if now := r.chrome(t); now == c || len(now.pages.ids()) != 1 {
+		t.Errorf("the same chrome: %v, pages %v", now == c, now.pages.ids())
+	}
+}

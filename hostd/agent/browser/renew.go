@@ -139,7 +139,7 @@ func (b *Browser) Page(ctx context.Context) error {
 		}
 		select {
 		case <-lacks.stripped:
-			lacks.fill.Do(func() { c.background(func() { c.open(lacks) }) })
+			lacks.fill.Do(func() { c.background(func() { b.open(c, lacks) }) })
 		case <-c.gone:
 			continue
 		case <-ctx.Done():
@@ -155,10 +155,15 @@ func (b *Browser) Page(ctx context.Context) error {
 	}
 }
 
+// pageTimeout is how long a Chrome that does not stand still may take for its
+// page. A variable for tests.
+var pageTimeout = startTimeout
+
 // open opens the page that lacks, at the size of the session. A Chrome that
-// cannot do it is ended, so that another one starts.
-func (c *chrome) open(lacks *bare) {
-	ctx, cancel := context.WithCancel(context.Background())
+// cannot do it is ended, so that another one starts: whoever wants the page
+// waits for it, and for nothing else.
+func (b *Browser) open(c *chrome, lacks *bare) {
+	ctx, cancel := b.cfg.Freezer.WithTimeout(context.Background(), freeze.Browser, pageTimeout, context.DeadlineExceeded)
 	defer cancel()
 	go func() {
 		select {
