@@ -88,13 +88,11 @@ func (s store) pruneOne(hash string, keep bool, now time.Time, rest time.Duratio
 	if keep {
 		return false, forgetFile(mark)
 	}
-	if text, err := os.ReadFile(mark); err == nil {
-		if since, err := time.Parse(time.RFC3339, strings.TrimSpace(string(text))); err == nil {
-			rest -= now.Sub(since)
-		}
-	} else if rest > 0 {
+	since, err := readMark(mark)
+	if err != nil && rest > 0 { // it has none, or what a power failure left of one
 		return false, s.put(unusedFolder, hash, now.UTC().Format(time.RFC3339)+"\n")
 	}
+	rest -= now.Sub(since)
 	if rest > 0 {
 		return false, nil
 	}
@@ -104,6 +102,14 @@ func (s store) pruneOne(hash string, keep bool, now time.Time, rest time.Duratio
 		return false, err
 	}
 	return true, errors.Join(os.RemoveAll(away), forgetFile(mark))
+}
+
+func readMark(path string) (since time.Time, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return since, err
+	}
+	return time.Parse(time.RFC3339, strings.TrimSpace(string(text)))
 }
 
 // dropIndex forgets which template a recipe made where that is not here any

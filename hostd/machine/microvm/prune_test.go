@@ -112,6 +112,26 @@ func TestTemplatesRestBeforeTheyArePruned(t *testing.T) {
 	}
 }
 
+// A mark that says nothing, as a power failure leaves it, does not keep its
+// template for ever.
+func TestEmptyMarkIsMadeAgain(t *testing.T) {
+	s := store{t.TempDir()}
+	hash := templates(t, s, "a")[0]
+	if err := s.put(unusedFolder, hash, ""); err != nil {
+		t.Fatal(err)
+	}
+	const rest = time.Hour
+	start := time.Now()
+	for after, want := range []string{"a a  ", "   "} {
+		if _, err := s.prune(func(string) bool { return false }, start.Add(time.Duration(after)*2*rest), rest); err != nil {
+			t.Fatal(err)
+		}
+		if got := left(t, s); got != want {
+			t.Errorf("look %d: %q, want %q", after, got, want)
+		}
+	}
+}
+
 // A template's name is safe before anything refers to it.
 func TestTemplateIsSafeWhenItIsThere(t *testing.T) {
 	s := store{t.TempDir()}
