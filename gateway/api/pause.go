@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/berth-dev/berth/gateway/sessions"
 	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/session"
 )
@@ -179,28 +180,9 @@ func (c *call) looking(ctx context.Context, s session.Session) (session.Session,
 		case asleep, gone:
 			return now, apierr.New(apierr.SessionNotRunning, "session %s is paused, and looking does not resume it", s.ID)
 		}
-		if err := undone(ctx, now, changed); err != nil {
+		if err := sessions.OutlastOperation(ctx, now, changed, sessions.UndoTime); err != nil {
 			return now, err
 		}
-	}
-}
-
-// undoTime is what the cluster's leader has, past an operation's deadline, to
-// undo it. One that stays open has no leader.
-const undoTime = 30 * time.Second
-
-// undone waits for the next change of a session with an open operation.
-func undone(ctx context.Context, now session.Session, changed <-chan struct{}) error {
-	overdue := time.NewTimer(time.Until(now.Op.Deadline) + undoTime)
-	defer overdue.Stop()
-	select {
-	case <-changed:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-overdue.C:
-		return apierr.New(apierr.Unavailable, "the %s of session %s is overdue, and the cluster's record takes no verdict at the moment; try again soon",
-			now.Op.Kind, now.ID).After(time.Second)
 	}
 }
 

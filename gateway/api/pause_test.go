@@ -659,7 +659,7 @@ func TestLookingEnds(t *testing.T) {
 		fake.book.open(session.Move)
 		c := &call{srv: &Server{cfg: Config{Service: fake}}}
 		began := time.Now()
-		if _, err := c.looking(t.Context(), testView().Session); !apierr.Is(err, apierr.Unavailable) || time.Since(began) != operationTime+undoTime {
+		if _, err := c.looking(t.Context(), testView().Session); !apierr.Is(err, apierr.Unavailable) || time.Since(began) != operationTime+sessions.UndoTime {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
 		fake.book.open(session.Move)

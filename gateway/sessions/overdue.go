@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/gateway/placement"
+	"github.com/berth-dev/berth/shared/apierr"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/session"
 )
@@ -125,4 +126,25 @@ func placedAt(found session.Session) time.Time {
 		return found.PlacedAt
 	}
 	return found.StartedAt
+}
+
+// UndoTime is what the cluster's leader usually has, past an operation's
+// deadline, to undo it: a host takes the verdict, and its machine goes on.
+const UndoTime = 30 * time.Second
+
+// OutlastOperation waits for the next change of a session with an open
+// operation. One that is open undo after its deadline has no leader to abort
+// it: unavailable.
+func OutlastOperation(ctx context.Context, now session.Session, changed <-chan struct{}, undo time.Duration) error {
+	overdue := time.NewTimer(time.Until(now.Op.Deadline) + undo)
+	defer overdue.Stop()
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-overdue.C:
+		return apierr.New(apierr.Unavailable, "the %s of session %s is overdue, and the cluster's record takes no verdict at the moment; try again soon",
+			now.Op.Kind, now.ID).After(time.Second)
+	}
 }

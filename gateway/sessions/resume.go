@@ -71,26 +71,10 @@ func (s *Service) awake(ctx context.Context, found session.Session, interfere bo
 				return now, err
 			}
 		default:
-			if err := s.outlast(ctx, now, changed); err != nil {
+			if err := OutlastOperation(ctx, now, changed, s.pace.tell); err != nil {
 				return now, err
 			}
 		}
-	}
-}
-
-// outlast waits for the next change of a session with an open operation. One
-// that stays open past its deadline has no leader to abort it.
-func (s *Service) outlast(ctx context.Context, now session.Session, changed <-chan struct{}) error {
-	overdue := time.NewTimer(time.Until(now.Op.Deadline) + s.pace.tell)
-	defer overdue.Stop()
-	select {
-	case <-changed:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-overdue.C:
-		return apierr.New(apierr.Unavailable, "the %s of session %s is overdue, and the cluster's record takes no verdict at the moment; try again soon",
-			now.Op.Kind, now.ID).After(time.Second)
 	}
 }
 

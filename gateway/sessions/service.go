@@ -83,7 +83,7 @@ type pace struct {
 	tell      time.Duration // for a host to take a verdict, and for the machine to go on after it
 }
 
-var usualPace = pace{look: time.Second, reconcile: 10 * time.Second, host: 5 * time.Second, tell: 30 * time.Second}
+var usualPace = pace{look: time.Second, reconcile: 10 * time.Second, host: 5 * time.Second, tell: UndoTime}
 
 // runMark parts a gateway's name from what tells its runs apart.
 const runMark = "#"
