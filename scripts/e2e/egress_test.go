@@ -1,41 +1,20 @@
 package e2e
 
 import (
-	"context"
-	"fmt"
 	"net"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/scripts/testenv"
-	"github.com/berth-dev/berth/shared/cdpclient"
 )
-
-// page connects to a session's browser and attaches to its page.
-func page(t *testing.T, connectURL string) (*cdpclient.Client, *cdpclient.Page) {
-	t.Helper()
-	ctx := within(t, 30*time.Second)
-	cdp, err := cdpclient.Dial(ctx, connectURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cdp.Close() })
-	p, err := cdp.FirstPage(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cdp, p
-}
 
 func TestChromeGoesThroughProxydOnly(t *testing.T) {
 	env := stack.Start(t)
 	c := env.Client(t, "Scale")
 	open, closed := env.AllowedWeb(t), env.ClosedWeb(t)
 	s, neighbour := c.Create(testenv.Fields{"shell": true}), c.Shell()
-	cdp, p := page(t, *s.ConnectUrl)
+	cdp, p := testenv.FirstPage(t, *s.ConnectUrl)
 
 	before := env.ProxydCounts(t, s.Id)
 	if err := p.Goto(within(t, 20*time.Second), "http://"+open.Addr+"/"); err != nil {
@@ -90,46 +69,6 @@ func TestChromeGoesThroughProxydOnly(t *testing.T) {
 // refusal recognises proxyd's own answer on a page.
 func refusal(text string) bool {
 	return strings.Contains(text, "is not a public address") || strings.Contains(text, "ERR_")
-}
-
-// WebRTC and QUIC are UDP: none of it may cross the slot's link, whatever the
-// page asks for, while the shell's UDP in the same slot does.
-func TestNothingOfChromeOnTheWire(t *testing.T) {
-	env := stack.Start(t)
-	c := env.Client(t, "Scale")
-	web := env.AllowedWeb(t)
-	s := c.Create(testenv.Fields{"shell": true})
-	c.Output(s.Id, "(sleep 31415 >/dev/null 2>&1 &)")
-	link := env.FindProcess(t, "sleep", "31415").Slot // the host's end of the link has the slot's name
-	wire := watch(t, link)
-	_, p := page(t, *s.ConnectUrl)
-	if err := p.Goto(within(t, 20*time.Second), "http://"+web.Addr+"/"); err != nil {
-		t.Fatal(err)
-	}
-	script := fmt.Sprintf(`new Promise(async done => {
-		const pc = new RTCPeerConnection({iceServers: [{urls: "stun:%[1]s:7"}, {urls: "turn:%[1]s:7?transport=tcp", username: "u", credential: "p"}]});
-		pc.createDataChannel("x");
-		await pc.setLocalDescription(await pc.createOffer());
-		try { const t = new WebTransport("https://%[1]s:7/"); t.closed.catch(() => {}); t.ready.catch(() => {}); } catch (e) {}
-		fetch("https://%[1]s:7/").catch(() => {});
-		setTimeout(() => done(pc.iceGatheringState), 3000);
-	})`, web.Addr)
-	var state string
-	if err := p.Evaluate(within(t, 20*time.Second), script, &state); err != nil {
-		t.Fatal(err)
-	}
-	if got := web.Datagram.Load(); got != 0 {
-		t.Errorf("the web host got %d datagrams from Chrome", got)
-	}
-	c.Output(s.Id, fmt.Sprintf(`python3 -c '
-import socket
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)
-s.sendto(b"end-of-watch", ("%s", 7)); assert s.recv(100) == b"end-of-watch"'`, web.Addr))
-	for _, frame := range wire.until(t, "end-of-watch") {
-		if proto, dst := describe(frame); proto != "" {
-			t.Errorf("%s to %s crossed the link", proto, dst)
-		}
-	}
 }
 
 func TestShellGoesOutDirectly(t *testing.T) {
@@ -219,68 +158,4 @@ func fakeDNS(t *testing.T, name string, addr [4]byte) string {
 		}
 	}()
 	return conn.LocalAddr().String()
-}
-
-// wire records the IP frames on a link of the host.
-type wire struct{ frames chan []byte }
-
-func watch(t *testing.T, link string) *wire {
-	t.Helper()
-	i, err := net.InterfaceByName(link)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // network byte order
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: i.Index}); err != nil {
-		t.Fatal(err)
-	}
-	tick := unix.Timeval{Usec: 50_000}
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tick); err != nil {
-		t.Fatal(err)
-	}
-	w := &wire{make(chan []byte, 4096)}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		buf := make([]byte, 1<<16)
-		for ctx.Err() == nil {
-			if n, _, err := unix.Recvfrom(fd, buf, 0); err == nil {
-				select {
-				case w.frames <- append([]byte(nil), buf[:n]...):
-				case <-ctx.Done():
-				}
-			}
-		}
-	}()
-	t.Cleanup(func() { stop(); <-done; unix.Close(fd) })
-	return w
-}
-
-// until collects frames up to the first that contains mark.
-func (w *wire) until(t *testing.T, mark string) (out [][]byte) {
-	t.Helper()
-	for deadline := time.After(5 * time.Second); ; {
-		select {
-		case f := <-w.frames:
-			if strings.Contains(string(f), mark) {
-				return out
-			}
-			out = append(out, f)
-		case <-deadline:
-			t.Fatalf("the mark %q never crossed the wire; %d other frames did", mark, len(out))
-		}
-	}
-}
-
-// describe names the protocol and target of an IPv4 frame.
-func describe(frame []byte) (proto, dst string) {
-	if len(frame) < 34 || frame[12] != 8 || frame[13] != 0 {
-		return "", "" // ARP and IPv6 neighbour traffic
-	}
-	return fmt.Sprintf("IP protocol %d", frame[23]), net.IP(frame[30:34]).String()
 }

@@ -139,7 +139,7 @@ func TestMachinesAreApart(t *testing.T) {
 func TestChromeKilled(t *testing.T) {
 	c := stack.Start(t).Client(t, "Scale")
 	s := c.Create(testenv.Fields{"shell": true, "viewport": testenv.Fields{"width": 640, "height": 480}})
-	cdp, p := page(t, *s.ConnectUrl)
+	cdp, p := testenv.FirstPage(t, *s.ConnectUrl)
 	if err := p.Evaluate(within(t, 10*time.Second), "1", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestAgentKilled(t *testing.T) {
 	env := stack.Start(t)
 	c := env.Client(t, "Free")
 	s := c.Create(testenv.Fields{"shell": true})
-	cdp, _ := page(t, *s.ConnectUrl)
+	cdp, _ := testenv.FirstPage(t, *s.ConnectUrl)
 	c.Output(s.Id, "(sleep 16180 >/dev/null 2>&1 &)")
 	p := env.FindProcess(t, "sleep", "16180")
 	env.KillProcess(t, env.Agent(t, p))

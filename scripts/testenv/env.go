@@ -244,6 +244,9 @@ func (e *Env) proxyds() []string {
 	return names
 }
 
+// Egress are the daemons that the connections of sessions pass through.
+func (e *Env) Egress() []string { return append(e.hosts(), e.proxyds()...) }
+
 func (e *Env) binaryOf(daemon string) string {
 	switch {
 	case strings.HasPrefix(daemon, Proxyd):

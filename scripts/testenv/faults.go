@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/trust"
 )
 
@@ -96,7 +97,7 @@ func (e *Env) Log(daemon string) string { return e.daemons[daemon].tail(0, 1<<30
 // Metrics are a daemon's, in Prometheus text form.
 func (e *Env) Metrics(t testing.TB, daemon string) string {
 	t.Helper()
-	url := map[string]string{Gateway: e.BaseURL, Hostd: "http://" + e.num.hostPort(0, 0), Proxyd: "http://" + e.num.proxydPort(0, 2), ProxydName(1): "http://" + e.num.proxydPort(1, 2)}[daemon] + "/metrics"
+	url := map[string]string{Gateway: e.BaseURL, Hostd: "http://" + e.num.hostPort(0, 0), HostName(1): "http://" + e.num.hostPort(1, 0), Proxyd: "http://" + e.num.proxydPort(0, 2), ProxydName(1): "http://" + e.num.proxydPort(1, 2)}[daemon] + "/metrics"
 	status, body, err := get(context.Background(), url)
 	if err != nil || status != http.StatusOK {
 		t.Fatalf("%s: %d %v", url, status, err)
@@ -260,6 +261,26 @@ func (e *Env) Secret(t testing.TB) *trust.Secret {
 		t.Fatal(err)
 	}
 	return secret
+}
+
+// NewSecret gives the cluster another secret; the daemons must be down.
+func (e *Env) NewSecret(t testing.TB) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(e.Home, "secret")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// HostLinks are what a gateway uses to order hosts, by the hosts' daemon names.
+func (e *Env) HostLinks(t testing.TB) map[string]*hostlink.Client {
+	t.Helper()
+	links := map[string]*hostlink.Client{}
+	for i, name := range e.hosts() {
+		c := hostlink.NewClient(e.num.hostPort(i, 0), e.Secret(t))
+		t.Cleanup(c.Close)
+		links[name] = c
+	}
+	return links
 }
 
 // Counts is what proxyd has moved for a session.

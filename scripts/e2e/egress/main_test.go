@@ -6,6 +6,7 @@ package egress
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -16,11 +17,16 @@ import (
 
 	"github.com/berth-dev/berth/scripts/testenv"
 	"github.com/berth-dev/berth/shared/api"
-	"github.com/berth-dev/berth/shared/cdpclient"
 )
 
 // providers are the platform's: loopback addresses are the operator's choice.
-var providers struct{ residential *upstream }
+var providers struct {
+	residential *upstream
+	file        string // that names them to proxyd
+}
+
+// trusted certifies HTTPS proxies: the operator says so.
+var trusted = testenv.NewAuthority()
 
 // stack is shared by all tests: two proxyds, so that one can die, and two
 // hosts, so that a session can move. Datacenter proxies have no provider.
@@ -36,11 +42,12 @@ func run(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	providers.residential = startUpstream(mustListen("127.0.0.1:0"))
 	defer providers.residential.stop()
-	file := filepath.Join(dir, "providers.json")
-	if err := os.WriteFile(file, providersFile(), 0o600); err != nil {
+	providers.file = filepath.Join(dir, "providers.json")
+	ca := filepath.Join(dir, "ca.pem")
+	if err := errors.Join(os.WriteFile(providers.file, providersFile(), 0o600), os.WriteFile(ca, trusted.PEM(), 0o600)); err != nil {
 		panic(err)
 	}
-	stack = testenv.New(testenv.Options{Hosts: 2, Proxyds: 2, Pool: "browser=0,shell=1,both=1", Proxyd: []string{"--providers", file, "--drain", "20s"}})
+	stack = testenv.New(testenv.Options{Hosts: 2, Proxyds: 2, Pool: "browser=0,shell=1,both=1", Proxyd: []string{"--providers", providers.file, "--upstream-ca", ca, "--drain", "20s"}})
 	return stack.Main(m)
 }
 
@@ -73,15 +80,8 @@ func setProxy(c *testenv.Client, id string, proxy any) (s api.Session) {
 func goTo(t *testing.T, s api.Session, url string) string {
 	t.Helper()
 	ctx := within(t, time.Minute)
-	cdp, err := cdpclient.Dial(ctx, *s.ConnectUrl)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cdp, p := testenv.FirstPage(t, *s.ConnectUrl)
 	defer cdp.Close()
-	p, err := cdp.FirstPage(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := p.Goto(ctx, url); err != nil {
 		t.Fatalf("Chrome: %s: %v", url, err)
 	}

@@ -123,3 +123,30 @@ func TestStickyAddresses(t *testing.T) {
 		t.Error("the answer of rotate shows no proxy")
 	}
 }
+
+// Pages that a pause or a move opens again are fetched by the session's proxy:
+// the site hears of nobody else.
+func TestPagesComeBackThroughTheProxy(t *testing.T) {
+	env := stack.Start(t)
+	c := env.Client(t, "Scale")
+	web := newSite(t, env)
+	squid := startSquid(t, web.WebHost)
+	s := c.Create(testenv.Fields{"keepAlive": true, "proxy": squid.rule(nil)})
+	if got := goTo(t, s, web.at(web.Addr, "/from/here")); !strings.HasPrefix(got, web.Addr+":") {
+		t.Fatalf("at first: %q", got)
+	}
+	again := func(what string) {
+		t.Helper()
+		before := squid.served("/from/here")
+		if what == "resume" {
+			c.Want(http.StatusOK, http.MethodPost, "/v1/sessions/"+s.Id+"/pause", nil, nil)
+		}
+		c.Want(http.StatusOK, http.MethodPost, "/v1/sessions/"+s.Id+"/"+what, testenv.Fields{}, nil)
+		testenv.Wait(t, 60*time.Second, "the page is there again after "+what, func() bool { return squid.served("/from/here") > before })
+	}
+	again("resume")
+	again("move")
+	if n := web.strangers.Load(); n > 0 {
+		t.Errorf("the site got %d requests by another way", n)
+	}
+}

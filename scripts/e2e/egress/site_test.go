@@ -42,6 +42,8 @@ type site struct {
 	arrived  chan struct{} // gets one for each request of /gate
 	gate     chan struct{} // /gate sends its second half when it can take one
 	requests atomic.Int64
+
+	strangers atomic.Int64 // requests from elsewhere than the site's own computer
 }
 
 const half = 1 << 20 // bytes, of /gate
@@ -94,7 +96,13 @@ func (s *site) mux(t *testing.T) http.Handler {
 	serveWheel(mux)
 	serveNPM(mux)
 	serveDeb(mux)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.requests.Add(1); mux.ServeHTTP(w, r) })
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.requests.Add(1)
+		if !strings.HasPrefix(r.RemoteAddr, s.Addr+":") {
+			s.strangers.Add(1)
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // noise is what bodies are made of: nothing on the way can make it smaller.

@@ -30,21 +30,6 @@ func within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-func connect(t *testing.T, url string) (*cdpclient.Client, *cdpclient.Page) {
-	t.Helper()
-	ctx := within(t, 30*time.Second)
-	cdp, err := cdpclient.Dial(ctx, url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cdp.Close() })
-	p, err := cdp.FirstPage(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cdp, p
-}
-
 // evaluate gives the number that an expression has in a page.
 func evaluate(t *testing.T, p *cdpclient.Page, expression string) (n int) {
 	t.Helper()
@@ -60,7 +45,7 @@ func TestHostdKilled(t *testing.T) {
 	env := stack.Start(t)
 	c := env.Client(t, "Scale")
 	s := c.Create(testenv.Fields{"shell": true})
-	cdp, p := connect(t, *s.ConnectUrl)
+	cdp, p := testenv.FirstPage(t, *s.ConnectUrl)
 	evaluate(t, p, "window.n = 0; setInterval(() => n++, 50); 0")
 	c.Output(s.Id, "STATE=kept")
 
@@ -156,7 +141,7 @@ func TestGatewayKilled(t *testing.T) {
 	plain, both := c.Create(nil), c.Create(testenv.Fields{"shell": true, "userMetadata": testenv.Fields{"a": 1}})
 	done := c.Shell()
 	c.Release(done.Id)
-	cdp, p := connect(t, *plain.ConnectUrl)
+	cdp, p := testenv.FirstPage(t, *plain.ConnectUrl)
 	evaluate(t, p, "window.mark = 77")
 	c.Output(both.Id, "X=1; (sleep 17320 >/dev/null 2>&1 &)")
 	var before api.SessionList
@@ -186,7 +171,7 @@ func TestGatewayKilled(t *testing.T) {
 	if got := c.Get(plain.Id); got.Status != "RUNNING" {
 		t.Fatalf("the session whose client the gateway dropped is %s", got.Status)
 	}
-	_, p = connect(t, *plain.ConnectUrl)
+	_, p = testenv.FirstPage(t, *plain.ConnectUrl)
 	if got := evaluate(t, p, "window.mark"); got != 77 {
 		t.Errorf("the page lost its state: %d", got)
 	}
@@ -205,7 +190,7 @@ func TestProxydKilled(t *testing.T) {
 	c := env.Client(t, "Scale")
 	web := env.AllowedWeb(t)
 	s := c.Create(testenv.Fields{"shell": true})
-	_, p := connect(t, *s.ConnectUrl)
+	_, p := testenv.FirstPage(t, *s.ConnectUrl)
 	if err := p.Goto(within(t, 20*time.Second), "http://"+web.Addr+"/"); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +215,7 @@ func TestRestartOfAll(t *testing.T) {
 	env := stack.Start(t)
 	c := env.Client(t, "Scale")
 	s := c.Create(testenv.Fields{"shell": true, "keepAlive": true})
-	cdp, _ := connect(t, *s.ConnectUrl)
+	cdp, _ := testenv.FirstPage(t, *s.ConnectUrl)
 	c.Output(s.Id, "Y=2")
 	for _, daemon := range []string{testenv.Hostd, testenv.Proxyd, testenv.Gateway} {
 		began := time.Now()
