@@ -84,7 +84,12 @@ start() { # daemon
 	[[ ! -s $LOG/$1.log ]] || mv "$LOG/$1.log" "$LOG/$1.log.old"
 	( # The file is there before the daemon is: it cannot be lost track of.
 		identity "$BASHPID" >"$RUN/$1.pid"
-		exec setsid "$BIN/${1%%[0-9]*}" "${FLAGS[@]}" </dev/null >"$LOG/$1.log" 2>&1 8>&-
+		# Nothing else that is open here, our lock or one of who called make, is
+		# to be held for as long as a daemon lives.
+		for fd in "/proc/$BASHPID/fd"/*; do
+			[[ ${fd##*/} -lt 3 ]] || eval "exec ${fd##*/}>&-"
+		done
+		exec setsid "$BIN/${1%%[0-9]*}" "${FLAGS[@]}" </dev/null >"$LOG/$1.log" 2>&1
 	) &
 	# The same again: on a busy computer the child has not come so far yet,
 	# and who looks next would take it for ended.
