@@ -177,6 +177,52 @@ func connect(c net.Conn, target string) (*bufio.Reader, error) {
 	return r, err
 }
 
+// sums gives the report of this moment, which must be the sum of the sessions.
+func (w *whole) sums() (accounts.Usage, error) {
+	now, view := time.Now(), w.book.View()
+	u := accounts.Report(view, "p", accounts.Window{From: now.AddDate(0, -1, 0), To: accounts.Forever}, now, w.rates)
+	var cost session.Nanos
+	for s := range view.SessionsSince("p", time.Time{}) {
+		cost += w.rates.Session(view, *s, now)
+	}
+	if cost != u.CostUSD {
+		return u, fmt.Errorf("sessions cost %s, the report says %s", cost, u.CostUSD)
+	}
+	return u, nil
+}
+
+// always looks at the sums again and again, whatever goes on, until what it gives
+// is called: they agree at any moment, and nothing that was counted goes again.
+func (w *whole) always() (stop func()) {
+	over, done := make(chan struct{}), make(chan struct{})
+	steps, last := 0, int64(0)
+	go func() {
+		defer close(done)
+		for {
+			u, err := w.sums()
+			now := int64(u.Proxy.Residential + u.Proxy.Datacenter + u.Proxy.Custom)
+			if err != nil || now < last {
+				w.t.Errorf("in between: %d bytes of proxy data after %d: %v", now, last, err)
+				return
+			}
+			if now > last {
+				steps, last = steps+1, now
+			}
+			select {
+			case <-over:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		if <-done; steps < 3 {
+			w.t.Errorf("in between the report changed %d times only", steps)
+		}
+	}
+}
+
 // check holds the report against the sessions, the clients and the ledger.
 func (w *whole) check(when string) {
 	w.t.Helper()
@@ -186,14 +232,9 @@ func (w *whole) check(when string) {
 		if err := w.proxies.Refresh(w.t.Context()); err != nil {
 			return false
 		}
-		now, view := time.Now(), w.book.View()
-		u = accounts.Report(view, "p", accounts.Window{From: now.AddDate(0, -1, 0), To: accounts.Forever}, now, w.rates)
-		var cost session.Nanos
-		for s := range view.SessionsSince("p", time.Time{}) {
-			cost += w.rates.Session(view, *s, now)
-		}
-		if cost != u.CostUSD {
-			w.t.Fatalf("%s: sessions cost %s, the report says %s", when, cost, u.CostUSD)
+		var err error
+		if u, err = w.sums(); err != nil {
+			w.t.Fatalf("%s: %v", when, err)
 		}
 		return u.Proxy.Residential == want(egress.Residential) && u.Proxy.Datacenter == want(egress.Datacenter) && u.Proxy.Custom == want(egress.Custom)
 	}
@@ -256,6 +297,7 @@ func TestUsageIsWhatClientsCarried(t *testing.T) {
 	const sessions = 6
 	w.createSessions(sessions)
 	until(t, "the stream", w.proxies.Any)
+	defer w.always()()
 
 	w.load(1, sessions)
 	w.check("after load")
