@@ -274,7 +274,7 @@ func (h *host) sweepMachines(ctx context.Context) error {
 
 func (h *host) serve(ctx context.Context, ln net.Listener) error {
 	mux := http.NewServeMux()
-	daemon.Health(mux, func() error { return nil }) // open() succeeded
+	daemon.Health(mux, h.pool.Filled)
 	server.New(mux, h.secret, h.set, h.logs, h.log)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, // longer than gateways keep theirs
 		ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelWarn)}

@@ -73,13 +73,15 @@ type Pool struct {
 	held    time.Time              // since when the refill waits for calm, zero: it does not
 	kept    map[string]*time.Timer // places promised, which end the promise; counted in total
 	changed chan struct{}          // closed and replaced whenever ready changes
+	had     map[session.Kind]bool  // kinds of which a machine has waited
+	failed  error                  // of the last boot for the pool
 }
 
 // New makes a pool that begins to fill when Run is called.
 func New(cfg Config, boot Boot, log *slog.Logger) *Pool {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	p := &Pool{cfg: cfg, boot: boot, log: log, ctx: ctx, cancel: cancel, kick: make(chan struct{}, 1), cold: make(chan struct{}, max(2, 2*cfg.Parallel)),
-		ready: map[session.Kind][]*Guest{}, booting: map[session.Kind]int{}, kept: map[string]*time.Timer{}, changed: make(chan struct{})}
+		ready: map[session.Kind][]*Guest{}, booting: map[session.Kind]int{}, kept: map[string]*time.Timer{}, changed: make(chan struct{}), had: map[session.Kind]bool{}}
 	for _, k := range session.Kinds() {
 		daemon.Gauge(`berth_pool_ready{kind="`+string(k)+`"}`, func() float64 { return float64(p.Ready()[k]) })
 	}
@@ -95,6 +97,24 @@ func (p *Pool) Ready() map[session.Kind]int {
 		n[k] = len(g)
 	}
 	return n
+}
+
+// Filled is nil once a machine of each kind that is kept ready has waited, or
+// the host is full, and else says what is missing: the first of a kind may need
+// a template made.
+func (p *Pool) Filled() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, k := range session.Kinds() {
+		switch {
+		case p.cfg.Target[k] == 0 || p.had[k] || p.total-p.booting[k] >= p.cfg.MaxTotal:
+		case p.failed != nil:
+			return fmt.Errorf("no machine of kind %s is ready yet; the last one did not start: %w", k, p.failed)
+		default:
+			return fmt.Errorf("the first machine of kind %s is being made", k)
+		}
+	}
+	return nil
 }
 
 // Free says how many more machines this host would start.
@@ -238,8 +258,13 @@ func (p *Pool) Offer(g *Guest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.total++
-	p.ready[g.Kind] = append(p.ready[g.Kind], g)
+	p.waitsLocked(g)
 	p.notifyLocked()
+}
+
+func (p *Pool) waitsLocked(g *Guest) {
+	p.ready[g.Kind] = append(p.ready[g.Kind], g)
+	p.had[g.Kind] = true
 }
 
 // Rejoin is Offer for a machine that has something to do first: nobody knows how
@@ -258,7 +283,7 @@ func (p *Pool) Rejoin(g *Guest, wake func(context.Context, *Guest) error) {
 		p.mu.Lock()
 		p.booting[g.Kind]--
 		if err == nil {
-			p.ready[g.Kind] = append(p.ready[g.Kind], g)
+			p.waitsLocked(g)
 		}
 		p.notifyLocked()
 		p.mu.Unlock()

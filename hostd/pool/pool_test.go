@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -130,6 +131,48 @@ func TestPoolFillsToItsTargetsAndNoFurther(t *testing.T) {
 		}
 		y.mu.Unlock()
 		y.balanced(t, 4)
+	})
+}
+
+func TestFilledSaysWhatIsMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		y := &yard{fail: errors.New("no image")}
+		p, y, stop := startOn(t, y, Config{Target: map[session.Kind]int{session.Browser: 1, session.Both: 1}, Parallel: 1, MaxTotal: 10})
+		defer stop()
+		want := func(after time.Duration, parts ...string) {
+			t.Helper()
+			time.Sleep(after)
+			got := fmt.Sprint(p.Filled())
+			for _, part := range parts {
+				if !strings.Contains(got, part) {
+					t.Errorf("%q does not say %q", got, part)
+				}
+			}
+		}
+		want(bootTime/2, "first machine of kind browser is being made")
+		want(4*bootTime, "kind browser", "no image")
+		y.mu.Lock()
+		y.fail = nil
+		y.mu.Unlock()
+		want(3*bootTime, "kind both")
+		want(4*bootTime, "<nil>")
+		y.guest(0).die() // what is missing later is a matter of seconds
+		want(2*time.Second, "<nil>")
+	})
+}
+
+func TestAFullHostIsAsFilledAsItGets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, stop := start(t, Config{Target: map[session.Kind]int{session.Browser: 2, session.Both: 1}, Parallel: 1, MaxTotal: 1})
+		defer stop()
+		time.Sleep(bootTime / 2)
+		if p.Filled() == nil {
+			t.Error("filled before anything waits")
+		}
+		time.Sleep(bootTime)
+		if err := p.Filled(); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

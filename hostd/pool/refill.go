@@ -119,9 +119,10 @@ func (p *Pool) fill(kind session.Kind) {
 	}
 	p.mu.Lock()
 	p.booting[kind]--
+	p.failed = err
 	if err == nil {
 		boots.Inc()
-		p.ready[kind] = append(p.ready[kind], g)
+		p.waitsLocked(g)
 	} else {
 		p.total--
 	}
