@@ -27,35 +27,25 @@ func TestAllowance(t *testing.T) {
 	shell := func(proxy any) testenv.Fields {
 		return testenv.Fields{"browser": false, "shell": true, "proxy": proxy}
 	}
+	refused := func(what string, c *testenv.Client, code apierr.Code, method, path string, body any) {
+		t.Helper()
+		if a := c.Do(method, path, body); a.Status != http.StatusPaymentRequired || a.Code() != code {
+			t.Errorf("%s: got %d %s, want 402 %s", what, a.Status, a.Body, code)
+		}
+	}
 	none := env.Client(t, "None")
 	for _, proxy := range []any{true, list{own, platform}} {
-		if a := none.Refused(apierr.PlanLimit, "", http.MethodPost, "/v1/sessions", shell(proxy)); a.Status != http.StatusPaymentRequired {
-			t.Errorf("a plan without proxies answered %d", a.Status)
-		}
+		refused("a plan without proxies", none, apierr.PlanLimit, http.MethodPost, "/v1/sessions", shell(proxy))
 	}
 
 	runs, sleeps, without := c.Create(shell(platform)), c.Create(shell(platform)), c.Shell()
 	c.Want(http.StatusOK, http.MethodPost, "/v1/sessions/"+sleeps.Id+"/pause", nil, nil)
 	c.Output(runs.Id, "curl -sS -o /dev/null "+web.at("one.test", "/bytes/1100000"))
 	testenv.Wait(t, 20*time.Second, "the record has heard of it", func() bool { residential, _ := proxyData(c); return residential > 1_100_000 })
-	for what, try := range map[string]func() testenv.Answer{
-		"create": func() testenv.Answer {
-			return c.Refused(apierr.SpendLimit, "", http.MethodPost, "/v1/sessions", shell(list{own, platform}))
-		},
-		"PATCH": func() testenv.Answer {
-			return c.Refused(apierr.SpendLimit, "", http.MethodPatch, "/v1/sessions/"+without.Id, testenv.Fields{"proxy": true})
-		},
-		"resume": func() testenv.Answer {
-			return c.Refused(apierr.SpendLimit, "", http.MethodPost, "/v1/sessions/"+sleeps.Id+"/resume", nil)
-		},
-		"resuming by exec": func() testenv.Answer {
-			return c.Refused(apierr.SpendLimit, "", http.MethodPost, "/v1/sessions/"+sleeps.Id+"/exec", testenv.Fields{"command": "true"})
-		},
-	} {
-		if a := try(); a.Status != http.StatusPaymentRequired {
-			t.Errorf("%s answered %d", what, a.Status)
-		}
-	}
+	refused("create", c, apierr.SpendLimit, http.MethodPost, "/v1/sessions", shell(list{own, platform}))
+	refused("PATCH", c, apierr.SpendLimit, http.MethodPatch, "/v1/sessions/"+without.Id, testenv.Fields{"proxy": true})
+	refused("resume", c, apierr.SpendLimit, http.MethodPost, "/v1/sessions/"+sleeps.Id+"/resume", nil)
+	refused("resuming by exec", c, apierr.SpendLimit, http.MethodPost, "/v1/sessions/"+sleeps.Id+"/exec", testenv.Fields{"command": "true"})
 	if got := fetch(c, runs.Id, web.at("one.test", "/from")); got == "" {
 		t.Error("what runs was cut off")
 	}

@@ -37,7 +37,7 @@ func TestHTTPSProxy(t *testing.T) {
 		return p.rule(testenv.Fields{"domainPattern": pattern, "scope": "all"})
 	}
 	s := c.Create(testenv.Fields{"shell": true, "proxy": list{
-		secure(tlsStranger, "two"), secure(tlsMisnamed, "three"), secure(tlsKnown, "")}})
+		secure(tlsStranger, "two"), secure(tlsMisnamed, "three"), secure(tlsKnown, ".")}})
 
 	c.Output(s.Id, fmt.Sprintf(`set -e; for p in http://one.test:%d https://one.test:%d; do
 curl -sSk -o a $p/bytes/700001 -o b $p/bytes/13; test $(stat -c %%s a b | tr '\n' .) = 700001.13.
