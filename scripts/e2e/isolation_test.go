@@ -152,16 +152,7 @@ func TestChromeKilled(t *testing.T) {
 		t.Error("the client of a dead Chrome was not told")
 	}
 	ctx := within(t, 40*time.Second)
-	var again *cdpclient.Client
-	testenv.Wait(t, 30*time.Second, "Chrome answers again", func() bool {
-		short, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		var err error
-		if again, err = cdpclient.Dial(short, *s.ConnectUrl); err != nil {
-			return false
-		}
-		return again.Call(short, "", "Browser.getVersion", nil, nil) == nil
-	})
+	again := chromeAgain(ctx, t, s)
 	defer again.Close()
 	fresh, err := again.FirstPage(ctx)
 	if err != nil {
@@ -181,6 +172,21 @@ func TestChromeKilled(t *testing.T) {
 	if got := c.Get(s.Id); got.Status != "RUNNING" {
 		t.Errorf("the session is %s", got.Status)
 	}
+}
+
+// chromeAgain waits for the Chrome that follows one that was killed.
+func chromeAgain(ctx context.Context, t *testing.T, s api.Session) (again *cdpclient.Client) {
+	t.Helper()
+	testenv.Wait(t, 30*time.Second, "Chrome answers again", func() bool {
+		short, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		var err error
+		if again, err = cdpclient.Dial(short, *s.ConnectUrl); err != nil {
+			return false
+		}
+		return again.Call(short, "", "Browser.getVersion", nil, nil) == nil
+	})
+	return again
 }
 
 // The agent's death is the machine's: ERROR with a sentence, and all freed.

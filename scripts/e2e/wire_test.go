@@ -19,22 +19,22 @@ import (
 )
 
 // wire watches all interfaces of a slot, loopback too, and keeps who sent what
-// to whom, but for what Chrome may do: TCP to the egress listener and, within the
-// machine, over loopback.
+// to whom, but for what Chrome may do: TCP to the egress listener, and what stays
+// on loopback, where the machine is by itself. There quicPort is for QUIC alone.
 type wire struct {
 	fd   int
 	mark string
 	over chan struct{} // closed at the first packet that contains mark
 
-	mu   sync.Mutex
-	seen map[string]int // guarded by mu: packets by their description
+	mu            sync.Mutex
+	seen, refused map[string]int // guarded by mu: packets by their description; those that the slot's rules answered
 }
 
 const allProtocols = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // network byte order
 
 func watch(t *testing.T, env *testenv.Env, slot, mark string) *wire {
 	t.Helper()
-	w := &wire{mark: mark, over: make(chan struct{}), seen: map[string]int{}}
+	w := &wire{mark: mark, over: make(chan struct{}), seen: map[string]int{}, refused: map[string]int{}}
 	tick := unix.Timeval{Usec: 50_000}
 	env.InSlot(t, slot, func() (err error) { // of no interface: all of them
 		if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, allProtocols); err != nil {
@@ -64,16 +64,26 @@ func (w *wire) read(ctx context.Context) {
 			close(w.over)
 			return
 		}
-		if what := describe(packet, from.(*unix.SockaddrLinklayer)); what != "" {
-			w.mu.Lock()
-			w.seen[what]++
-			w.mu.Unlock()
-		}
+		w.note(packet, from.(*unix.SockaddrLinklayer))
 	}
 }
 
-// none fails when anything was seen up to the mark, or some packets were not.
-func (w *wire) none(t *testing.T) {
+func (w *wire) note(packet []byte, at *unix.SockaddrLinklayer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if at.Pkttype == unix.PACKET_OUTGOING && at.Ifindex == loopback {
+		return // it comes in as well
+	}
+	if what := answered(packet, at); what != "" {
+		w.refused[what]++
+	} else if what := describe(packet, at); what != "" {
+		w.seen[what]++
+	}
+}
+
+// none fails when anything was seen up to the mark, or some packets were not. It
+// gives what the slot's rules refused.
+func (w *wire) none(t *testing.T) []string {
 	t.Helper()
 	select {
 	case <-w.over:
@@ -89,6 +99,33 @@ func (w *wire) none(t *testing.T) {
 	if err != nil || stats.Drops > 0 {
 		t.Errorf("the watch missed packets: %+v %v", stats, err)
 	}
+	return slices.Sorted(maps.Keys(w.refused))
+}
+
+// loopback is a namespace's first interface.
+const loopback = 1
+
+// answered names the packet that the slot's rules refuse with this one, a reset
+// or an ICMP error (RFC 792); "" is for others.
+func answered(p []byte, at *unix.SockaddrLinklayer) string {
+	proto, src, dst, rest := layers(at.Protocol>>8|at.Protocol<<8, p)
+	switch {
+	case at.Ifindex != loopback || !src.IsValid() || src == listener || dst == listener:
+		return ""
+	case proto == unix.IPPROTO_TCP && len(rest) > 13 && rest[13]&4 != 0 && !src.Addr().IsLoopback():
+		return fmt.Sprintf("TCP to %s", src)
+	case (proto == unix.IPPROTO_ICMP && len(rest) > 8 && rest[0] == 3) || (proto == unix.IPPROTO_ICMPV6 && len(rest) > 8 && rest[0] == 1):
+		kind := uint16(unix.ETH_P_IP)
+		if proto == unix.IPPROTO_ICMPV6 {
+			kind = unix.ETH_P_IPV6
+		}
+		of, _, to, _ := layers(kind, rest[8:])
+		if to.Addr().IsLoopback() { // nobody listens there, which the kernel says
+			return ""
+		}
+		return fmt.Sprintf("IP protocol %d to %s", of, to)
+	}
+	return ""
 }
 
 var listener = netip.AddrPortFrom(netip.MustParseAddr(agentlink.SlotAddr), agentlink.EgressPort)
@@ -97,19 +134,15 @@ var listener = netip.AddrPortFrom(netip.MustParseAddr(agentlink.SlotAddr), agent
 // for one that is.
 func describe(p []byte, at *unix.SockaddrLinklayer) string {
 	kind := at.Protocol>>8 | at.Protocol<<8
-	proto, src, dst, rest := layers(kind, p)
+	proto, src, dst, _ := layers(kind, p)
 	if !src.IsValid() {
 		return fmt.Sprintf("protocol %#x on interface %d", kind, at.Ifindex)
 	}
-	local := at.Ifindex == 1 // a namespace's first interface is its loopback
+	local := at.Ifindex == loopback
 	switch {
-	case proto == unix.IPPROTO_TCP && local && src.Addr().IsLoopback() && dst.Addr().IsLoopback():
+	case local && src.Addr().IsLoopback() && dst.Addr().IsLoopback() && dst.Port() != quicPort:
 		return ""
-	case proto == unix.IPPROTO_TCP && local && (src == listener || dst == listener):
-		return ""
-	case proto == unix.IPPROTO_TCP && local && len(rest) > 13 && rest[13]&4 != 0: // the rules' RST
-		return ""
-	case proto == unix.IPPROTO_ICMP && local && len(rest) > 1 && rest[0] == 3: // and their "unreachable" (RFC 792)
+	case local && proto == unix.IPPROTO_TCP && (src == listener || dst == listener):
 		return ""
 	}
 	return fmt.Sprintf("IP protocol %d from %s to %s on interface %d", proto, src, dst, at.Ifindex)

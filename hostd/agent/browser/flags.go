@@ -47,9 +47,7 @@ func (c Config) args(v session.Viewport) []string {
 		"--no-first-run", "--no-default-browser-check",
 		// Nothing dials out by itself.
 		"--disable-background-networking", "--disable-component-update", "--disable-sync",
-		"--disable-pings", "--disable-domain-reliability", "--disable-breakpad",
-		"--disable-client-side-phishing-detection", "--no-service-autorun",
-		"--metrics-recording-only",
+		"--disable-domain-reliability", "--disable-breakpad", "--metrics-recording-only",
 		// Components that are fetched on demand in spite of the switch above find
 		// nobody. (What still goes out is the look for a signed-in account, to
 		// accounts.google.com: --gaia-url stops it, but then windows that Chrome
