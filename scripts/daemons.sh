@@ -14,7 +14,8 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 readonly RUN=$BERTH_HOME/run LOG=$BERTH_HOME/log KEY=$BERTH_HOME/dev.key
-readonly READY_SECONDS=120 # the first start boots the pool's machines
+readonly READY_SECONDS=120 # until the API answers
+readonly POOL_SECONDS=900  # until the first machines wait; emulated ones take minutes
 readonly STOP_SECONDS=20   # longer than any daemon takes to drain
 
 port() { echo "127.0.0.1:$((BERTH_PORT_BASE + $1))"; }
@@ -132,23 +133,32 @@ down_now() {
 	echo "Berth is down; its state is in $BERTH_HOME."
 }
 
-# watch_ready waits until the API answers and all daemons live; fails with the
-# reason and the log that tells more.
+# watch_ready waits until the API answers, a first machine of each kind waits and
+# all daemons live; fails with the reason and the log that tells more.
 watch_ready() {
-	local daemon said="" now end=$((SECONDS + READY_SECONDS))
-	until curl -fsS -o /dev/null --max-time 2 "$BASE_URL/readyz" 2>/dev/null; do
+	local daemon
+	wait_for "$BASE_URL" "$READY_SECONDS" || return
+	for daemon in "${DAEMONS[@]}"; do
+		[[ $daemon != hostd* ]] || wait_for "http://$(port $((101 + 10 * $(host_number "$daemon"))))" "$POOL_SECONDS" || return
+	done
+	all_alive # not another program's answer at our address
+}
+
+# wait_for waits until a daemon says that it is ready and prints what it waits for.
+wait_for() { # base URL, seconds
+	local daemon said="" now end=$((SECONDS + $2))
+	until now=$(curl -sS --fail-with-body --max-time 2 "$1/readyz" 2>/dev/null); do
 		all_alive || return
+		now=$(sed -E 's/.*"message": *"([^"]*)".*/\1/' <<<"$now")
 		[[ $SECONDS -lt $end ]] || {
 			for daemon in "${DAEMONS[@]}"; do show_log "$daemon"; done
-			echo "berth: the API did not get ready within $READY_SECONDS s" >&2
+			echo "berth: not ready within $2 s${now:+: $now}" >&2
 			return 1
 		}
-		now=$(curl -sS --max-time 2 "$BASE_URL/readyz" 2>/dev/null | sed -nE 's/.*"message": *"([^"]*)".*/\1/p') || true
 		[[ -z $now || $now == "$said" ]] || echo "  … $now"
 		said=$now
 		sleep 0.1
 	done
-	all_alive # not another program's answer at our address
 }
 
 all_alive() {
