@@ -184,10 +184,7 @@ func (l *Loop) turn(wait int) int {
 	work := l.again
 	l.again = l.turned[:0]
 	for i := range l.events[:n] {
-		e := &l.events[i]
-		if fd := int(e.Fd); fd < len(l.slots) && l.slots[fd].use == e.Pad && l.slots[fd].w != nil {
-			l.slots[fd].w.Ready(fd, e.Events)
-		}
+		l.deliver(&l.events[i])
 	}
 	for i, r := range work {
 		work[i] = nil
@@ -196,6 +193,13 @@ func (l *Loop) turn(wait int) int {
 	}
 	l.turned = work[:0]
 	return n
+}
+
+// deliver tells of an event, unless its socket was closed since it came.
+func (l *Loop) deliver(e *syscall.EpollEvent) {
+	if fd := int(e.Fd); fd < len(l.slots) && l.slots[fd].use == e.Pad && l.slots[fd].w != nil {
+		l.slots[fd].w.Ready(fd, e.Events)
+	}
 }
 
 // later gives r a quota in the next turn.
