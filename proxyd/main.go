@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/shared/daemon"
 	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/gossip"
+	"github.com/berth-dev/berth/shared/proxylink/loop"
 	"github.com/berth-dev/berth/shared/trust"
 )
 
@@ -39,6 +41,9 @@ func main() {
 		// tenth of the CPU for some tens of MiB.
 		debug.SetGCPercent(400)
 	}
+	// Loops hold processors of Go's even where they wait for the kernel's: goroutines
+	// keep theirs.
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + loop.Threads())
 	daemon.Main("proxyd", func(ctx context.Context) error { return run(ctx, cfg) })
 }
 

@@ -2,10 +2,12 @@ package front
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,16 +18,20 @@ import (
 	"github.com/berth-dev/berth/shared/proxylink"
 )
 
-// client is one connection from a machine. It reads through a buffer, so the
-// first bytes can be looked at, and settles its account when it closes. One
-// goroutine at a time owns it; idle is guarded by Server.mu.
+// client is one connection from a machine. A loop has it first (quick); where a
+// goroutine takes over, it reads through a buffer, so the first bytes can be
+// looked at. It settles its account when it closes. One goroutine at a time owns
+// it; idle is guarded by Server.mu.
 type client struct {
-	net.Conn // tcp, without its ReadFrom and WriteTo, which would go past r
+	quick    atomic.Pointer[quick] // nil: a goroutine has it, and what follows is set
+	net.Conn                       // tcp, without its ReadFrom and WriteTo, which would go past r
 	tcp      *net.TCPConn
 	r        *bufio.Reader
-	s        *Server
-	ctx      context.Context // ends when draining is over
-	began    time.Time
+	unread   []byte // what the loop read and r did not yet
+
+	s     *Server
+	ctx   context.Context // ends when draining is over
+	began time.Time
 
 	hello    proxylink.Hello
 	protocol string
@@ -46,15 +52,37 @@ type client struct {
 // readers are buffers that hold a Hello with a usual pass and a request's head.
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 8<<10) }}
 
-// add books a new connection as open.
-func (s *Server) add(ctx context.Context, conn *net.TCPConn) *client {
-	c := &client{Conn: conn, tcp: conn, r: readers.Get().(*bufio.Reader), s: s, ctx: ctx, began: time.Now()}
-	c.r.Reset(conn)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.clients[c] = struct{}{}
-	s.done.Add(1)
-	return c
+// become gives a goroutine what it needs.
+func (c *client) become(tcp *net.TCPConn) {
+	c.Conn, c.tcp = tcp, tcp
+	c.r = readers.Get().(*bufio.Reader)
+	c.r.Reset(source{c})
+	c.quick.Store(nil)
+}
+
+// source is where r reads.
+type source struct{ c *client }
+
+func (s source) Read(p []byte) (n int, err error) {
+	if len(s.c.unread) > 0 {
+		n = copy(p, s.c.unread)
+		s.c.unread = s.c.unread[n:]
+		return n, nil
+	}
+	return s.c.tcp.Read(p)
+}
+
+// adopt makes a connection of a socket.
+func adopt(fd int) (*net.TCPConn, error) {
+	f := os.NewFile(uintptr(fd), "client")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	tcp := conn.(*net.TCPConn)
+	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepIdle * time.Second, Interval: keepInterval * time.Second, Count: keepCount}) // net sets its own
+	return tcp, nil
 }
 
 // Read reads what was buffered first.
@@ -63,7 +91,9 @@ func (c *client) Read(p []byte) (int, error) { return c.r.Read(p) }
 // Close ends the connection and settles its account. Idempotent.
 func (c *client) Close() error {
 	c.closeOnce.Do(func() {
-		c.tcp.Close()
+		if c.tcp != nil {
+			c.tcp.Close()
+		}
 		c.web.close()
 		if c.meter != nil {
 			c.meter.Close()
@@ -87,12 +117,22 @@ func (c *client) logClosed() {
 
 // abort cuts the connection with a reset; its owner notices and closes it.
 func (c *client) abort() {
+	if q := c.quick.Load(); q != nil {
+		q.l.Call(q.abort)
+		return
+	}
 	_ = c.tcp.SetLinger(0)
 	c.tcp.Close()
 }
 
 // interrupt ends a wait for the first byte.
-func (c *client) interrupt() { _ = c.SetReadDeadline(time.Unix(1, 0)) }
+func (c *client) interrupt() {
+	if q := c.quick.Load(); q != nil {
+		q.l.Call(q.interrupted)
+		return
+	}
+	_ = c.SetReadDeadline(time.Unix(1, 0))
+}
 
 const late = -1
 
@@ -104,7 +144,7 @@ func (c *client) within(d time.Duration) {
 
 // arrived ends the bound: what was awaited is here, were it at the last moment.
 func (c *client) arrived() {
-	if c.due.Swap(0) == late {
+	if c.due.Swap(0) == late && c.quick.Load() == nil {
 		c.s.mu.Lock() // the interruption is over
 		_ = c.SetReadDeadline(time.Time{})
 		c.s.mu.Unlock()
@@ -118,25 +158,12 @@ func (c *client) overdue(now time.Time) {
 	}
 }
 
-// first waits for the first byte and leaves it in the buffer: without a limit,
-// because browsers connect ahead of need, but of a connection that is refused
-// anyway, and counts nowhere, not for long.
+// first waits for the first byte and leaves it in the buffer.
 func (c *client) first() (byte, error) {
 	c.arrived()
-	if c.r.Buffered() > 0 {
-		b, _ := c.r.Peek(1)
-		return b[0], nil
-	}
-	if c.refused != nil {
-		c.within(refusedTimeout)
-	}
-	c.s.mu.Lock()
-	if c.s.draining {
-		c.s.mu.Unlock()
+	if c.r.Buffered() == 0 && len(c.unread) == 0 && !c.listen() {
 		return 0, net.ErrClosed
 	}
-	c.idle = true
-	c.s.mu.Unlock()
 	b, err := c.r.Peek(1)
 	c.s.mu.Lock()
 	c.idle = false
@@ -147,23 +174,36 @@ func (c *client) first() (byte, error) {
 	return b[0], nil
 }
 
+// listen begins the wait for the first byte, unless proxyd stops: without a limit,
+// because browsers connect ahead of need, but of a connection that is refused
+// anyway, and counts nowhere, not for long.
+func (c *client) listen() bool {
+	if c.refused != nil {
+		c.within(refusedTimeout)
+	}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.idle = !c.s.draining
+	return c.idle
+}
+
 // startsWith looks at the first bytes and leaves them in the buffer.
 func (c *client) startsWith(text string) bool {
 	b, _ := c.r.Peek(len(text))
 	return string(b) == text
 }
 
-// buffered is what was read ahead, good until the next read.
+// buffered is what was read ahead.
 func (c *client) buffered() []byte {
 	b, _ := c.r.Peek(c.r.Buffered())
-	return b
+	return append(bytes.Clone(b), c.unread...)
 }
 
 // release gives the buffer back: from here on only tcp is read.
 func (c *client) release() {
 	c.r.Reset(nil)
 	readers.Put(c.r)
-	c.r = nil
+	c.r, c.unread = nil, nil
 }
 
 // lingerClose closes after an answer that the client must get: closing with

@@ -41,8 +41,7 @@ const established = "HTTP/1.1 200 Connection established\r\n\r\n"
 func (s *Server) tunnel(c *client, text string, ahead []byte) {
 	w, r := s.reach(c, http.MethodConnect, text, func() (egress.Target, *egress.Refusal) { return egress.ParseTarget(text) })
 	if r != nil {
-		writeAnswer(c, statuses[r.Reason], r.Reason, r.Detail)
-		c.lingerClose()
+		c.answer(r)
 		return
 	}
 	w.flow.Down(int64(len(w.early)))
@@ -105,6 +104,12 @@ var statuses = map[egress.Reason]int{
 	egress.BadTarget:            http.StatusForbidden,
 	egress.BadRoute:             http.StatusBadGateway,
 	egress.TokenInvalid:         http.StatusForbidden,
+}
+
+// answer answers CONNECT with a refusal and closes.
+func (c *client) answer(r *egress.Refusal) {
+	writeAnswer(c, statuses[r.Reason], r.Reason, r.Detail)
+	c.lingerClose()
 }
 
 // writeAnswer answers CONNECT with anything but 200; the connection closes after it.

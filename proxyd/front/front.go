@@ -6,11 +6,11 @@ package front
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,6 +22,8 @@ import (
 	"github.com/berth-dev/berth/proxyd/refusals"
 	"github.com/berth-dev/berth/proxyd/upstream"
 	"github.com/berth-dev/berth/shared/daemon"
+	"github.com/berth-dev/berth/shared/proxylink"
+	"github.com/berth-dev/berth/shared/proxylink/loop"
 	"github.com/berth-dev/berth/shared/trust"
 )
 
@@ -42,12 +44,12 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Listen listens for hostd's connections. Keep-alive is set once, on the
-// listener: what it accepts inherits that (tcp(7)).
+// Listen listens for hostd's connections. Keep-alive and TCP_NODELAY are
+// set once, on the listener: what it accepts inherits them (tcp(7)).
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	lc := net.ListenConfig{KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) error {
 		var failed error
-		err := raw.Control(func(fd uintptr) { failed = keepAlive(int(fd)) })
+		err := raw.Control(func(fd uintptr) { failed = inherit(int(fd)) })
 		return errors.Join(err, failed)
 	}}
 	lc.SetMultipathTCP(false) // every connection would pay for what no hostd asks for
@@ -62,8 +64,9 @@ const (
 	keepCount    = 6
 )
 
-func keepAlive(fd int) error {
-	return errors.Join(syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1),
+func inherit(fd int) error {
+	return errors.Join(syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1),
+		syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1),
 		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPIDLE, keepIdle),
 		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPINTVL, keepInterval),
 		syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_KEEPCNT, keepCount))
@@ -80,9 +83,7 @@ type Server struct {
 	plain *http.Server
 	toWeb handoff // connections for plain
 
-	next    chan *client // to those who wait in work
-	spare   atomic.Int32 // how many wait
-	workers sync.WaitGroup
+	hard context.Context // ends when draining is over
 
 	mu       sync.Mutex
 	draining bool
@@ -92,7 +93,7 @@ type Server struct {
 
 // New makes a server.
 func New(config Config) *Server {
-	s := &Server{Config: config, log: config.Log, hellos: newHellos(config.Secret), passes: pass.NewBook(config.Secret), next: make(chan *client), clients: map[*client]struct{}{}}
+	s := &Server{Config: config, log: config.Log, hellos: newHellos(config.Secret), passes: pass.NewBook(config.Secret), clients: map[*client]struct{}{}}
 	s.socks = s.newSocks()
 	s.plain = s.newPlain()
 	s.toWeb = newHandoff()
@@ -101,71 +102,33 @@ func New(config Config) *Server {
 
 var accepted = daemon.Counter("berth_proxyd_connections_total")
 
-// Serve accepts from ln until ctx ends, then drains, and closes what is left.
-// It returns when every connection is over. Call it once.
+var errStops = errors.New("proxyd stops")
+
+// Serve accepts from ln, which it closes, until ctx ends, then drains, and closes
+// what is left. It returns when every connection is over. Call it once.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	tcp, ok := ln.(*net.TCPListener)
+	if !ok {
+		return fmt.Errorf("serve: %T is not a TCP listener", ln)
+	}
 	hard, cut := context.WithCancelCause(context.Background())
 	defer cut(nil)
+	s.hard = hard
 	s.plain.BaseContext = func(net.Listener) context.Context { return hard }
 	var web sync.WaitGroup
 	web.Go(func() { _ = s.plain.Serve(s.toWeb) }) // ends with toWeb
 	watched, over := context.WithCancel(hard)
 	web.Go(func() { s.watch(watched) })
-	stop := context.AfterFunc(ctx, func() { ln.Close() })
-	defer stop()
-	err := s.accept(ctx, hard, ln)
-	ln.Close()
+	link, err := loop.Listen(tcp, s.take, func(err error) { s.log.Warn("accept", "error", err) })
+	if err == nil {
+		<-ctx.Done()
+		link.Close()
+	}
 	s.finish(cut)
 	over()
-	close(s.next)
-	s.workers.Wait()
 	_ = s.plain.Close()
 	web.Wait()
-	if ctx.Err() != nil {
-		return nil
-	}
 	return err
-}
-
-func (s *Server) accept(ctx, hard context.Context, ln net.Listener) error {
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return err
-			}
-			s.log.Warn("accept", "error", err)
-			select { // out of descriptors: let some close
-			case <-ctx.Done():
-			case <-time.After(50 * time.Millisecond):
-			}
-			continue
-		}
-		accepted.Inc()
-		c := s.add(hard, conn.(*net.TCPConn))
-		select {
-		case s.next <- c:
-		default:
-			s.workers.Go(func() { s.work(c) })
-		}
-	}
-}
-
-// maxSpare is how many goroutines wait for a connection: growing a new stack is
-// a tenth of what a short connection costs.
-const maxSpare = 64
-
-// work serves c, and then others while there are not too many who wait.
-func (s *Server) work(c *client) {
-	for s.serve(c); s.spare.Add(1) <= maxSpare; s.serve(c) {
-		var more bool
-		c, more = <-s.next
-		s.spare.Add(-1)
-		if !more {
-			return
-		}
-	}
-	s.spare.Add(-1)
 }
 
 // watch interrupts connections whose time for a Hello or a head is over. One
@@ -207,7 +170,7 @@ func (s *Server) finish(cut context.CancelCauseFunc) {
 		return
 	case <-timer.C:
 	}
-	cut(errors.New("proxyd stops"))
+	cut(errStops)
 	s.mu.Lock()
 	for c := range s.clients {
 		c.abort()
@@ -216,12 +179,15 @@ func (s *Server) finish(cut context.CancelCauseFunc) {
 	<-over
 }
 
-// serve runs one connection up to the hand-over to HTTP or its end.
-func (s *Server) serve(c *client) {
-	if err := s.greet(c); err != nil {
-		s.log.Debug("connection without a session", "from", c.RemoteAddr().String(), "error", err)
-		c.Close()
-		return
+// serve runs one connection up to the hand-over to HTTP or its end. met says that
+// its Hello was read.
+func (s *Server) serve(c *client, met bool) {
+	if !met {
+		if err := s.greet(c); err != nil {
+			s.log.Debug("connection without a session", "from", c.RemoteAddr().String(), "error", err)
+			c.Close()
+			return
+		}
 	}
 	first, err := c.first()
 	if err != nil {
@@ -243,14 +209,19 @@ func (s *Server) serve(c *client) {
 	}
 }
 
-// greet reads the Hello, opens its pass and books the connection. Without a
-// good pass, and beyond the limit, the client learns so in its own protocol.
+// greet reads the Hello.
 func (s *Server) greet(c *client) error {
 	c.within(helloTimeout)
 	hello, sealed, err := s.hellos.read(c.r)
-	if err != nil {
-		return err
+	if err == nil {
+		s.admit(c, hello, sealed)
 	}
+	return err
+}
+
+// admit opens a connection's pass and books it. Without a good pass, and beyond
+// the limit, the client learns so in its own protocol.
+func (s *Server) admit(c *client, hello proxylink.Hello, sealed []byte) {
 	c.hello = hello
 	var newer bool
 	c.pass, newer, c.refused = s.passes.Open(time.Now(), hello.SessionID, sealed)
@@ -258,13 +229,12 @@ func (s *Server) greet(c *client) error {
 		s.dismiss(hello.SessionID)
 	}
 	if c.pass == nil {
-		return nil
+		return
 	}
 	booked, err := s.Meter.Open(hello.SessionID, c.pass.ProjectID)
 	if !errors.As(err, &c.refused) {
 		c.meter = booked
 	}
-	return nil
 }
 
 // dismiss ends the connections of a session that wait for their next plain

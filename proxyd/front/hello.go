@@ -28,16 +28,20 @@ func newHellos(secret *trust.Secret) *hellos {
 	return &hellos{secret: secret, known: recent.New[string, proxylink.Hello](maxHellos)}
 }
 
+// find gives the Hello of a body that was checked before.
+func (h *hellos) find(body []byte) (hello proxylink.Hello, known bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.known.Get(string(body))
+}
+
 // read reads a Hello and checks its proof.
 func (h *hellos) read(r io.Reader) (hello proxylink.Hello, pass []byte, err error) {
 	body, pass, err := proxylink.ReadFrame(r)
 	if err != nil {
 		return hello, nil, err
 	}
-	h.mu.Lock()
-	hello, known := h.known.Get(string(body))
-	h.mu.Unlock()
-	if known {
+	if hello, known := h.find(body); known {
 		return hello, pass, nil
 	}
 	if hello, err = proxylink.ParseHello(body); err != nil {

@@ -70,11 +70,7 @@ func NewBook(secret *trust.Secret) *Book {
 // Open gives the pass of a session; a refusal has token_invalid. newer says
 // that the session had an older one here.
 func (b *Book) Open(now time.Time, sessionID string, sealed []byte) (p *Pass, newer bool, refused *egress.Refusal) {
-	b.mu.Lock()
-	p, known := b.open.Get(sessionID)
-	b.mu.Unlock()
-	// What opened for a session before is good for it now, unless its time is over.
-	known = known && now.Before(p.Expires) && bytes.Equal(p.sealed, sealed)
+	p, known := b.known(now, sessionID, sealed)
 	if !known {
 		opened, err := proxylink.OpenPass(b.secret, now, sessionID, sealed)
 		switch {
@@ -83,9 +79,23 @@ func (b *Book) Open(now time.Time, sessionID string, sealed []byte) (p *Pass, ne
 		case err != nil:
 			return nil, false, invalid(err, "this is no pass of the session for the proxy")
 		}
-		p = compile(opened, sealed)
+		p = compile(opened, bytes.Clone(sealed))
 	}
 	return b.admit(p, known)
+}
+
+// Known says whether Open has that pass open, so that it takes no time.
+func (b *Book) Known(now time.Time, sessionID string, sealed []byte) bool {
+	_, known := b.known(now, sessionID, sealed)
+	return known
+}
+
+func (b *Book) known(now time.Time, sessionID string, sealed []byte) (*Pass, bool) {
+	b.mu.Lock()
+	p, known := b.open.Get(sessionID)
+	b.mu.Unlock()
+	// What opened for a session before is good for it now, unless its time is over.
+	return p, known && now.Before(p.Expires) && bytes.Equal(p.sealed, sealed)
 }
 
 // admit checks that p is not one that another replaced, and keeps it.

@@ -74,20 +74,44 @@ func ReadHello(r io.Reader) (Hello, error) {
 // ReadFrame is ReadHello without looking inside: body is the JSON, the same for
 // each connection of a session from one host.
 func ReadFrame(r io.Reader) (body, pass []byte, err error) {
-	var head [len(magic) + 4]byte
+	var head [headSize]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, nil, fmt.Errorf("read hello: %w", err)
 	}
-	size := int(binary.BigEndian.Uint16(head[len(magic):]))
-	sealed := int(binary.BigEndian.Uint16(head[len(magic)+2:]))
-	if string(head[:len(magic)]) != magic || size > maxHello {
-		return nil, nil, fmt.Errorf("read hello: %w", ErrNotHello)
+	size, sealed, err := frameSizes(head[:])
+	if err != nil {
+		return nil, nil, err
 	}
 	b := make([]byte, size+sealed)
 	if _, err := io.ReadFull(r, b); err != nil {
 		return nil, nil, fmt.Errorf("read hello: %w", err)
 	}
 	return b[:size:size], b[size:], nil
+}
+
+// CutFrame is ReadFrame of bytes that are here, which body, pass and rest are
+// parts of. whole is false where some are missing.
+func CutFrame(b []byte) (body, pass, rest []byte, whole bool, err error) {
+	if len(b) < headSize {
+		return nil, nil, nil, false, nil
+	}
+	size, sealed, err := frameSizes(b)
+	if b = b[headSize:]; err != nil || len(b) < size+sealed {
+		return nil, nil, nil, false, err
+	}
+	return b[:size:size], b[size : size+sealed : size+sealed], b[size+sealed:], true, nil
+}
+
+// headSize is how long what stands before the JSON is, bytes.
+const headSize = len(magic) + 4
+
+func frameSizes(head []byte) (size, sealed int, err error) {
+	size = int(binary.BigEndian.Uint16(head[len(magic):]))
+	sealed = int(binary.BigEndian.Uint16(head[len(magic)+2:]))
+	if string(head[:len(magic)]) != magic || size > maxHello {
+		return 0, 0, fmt.Errorf("read hello: %w", ErrNotHello)
+	}
+	return size, sealed, nil
 }
 
 // ParseHello reads the JSON of a Hello, which has no pass then.
