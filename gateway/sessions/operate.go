@@ -117,6 +117,9 @@ func (o *operation) capture() (session.Snapshot, error) {
 	if o.found.Snapshot != nil {
 		order.Previous = o.found.Snapshot.ID
 	}
+	if o.op.Kind == session.Move && o.op.To != o.op.From && !o.op.Portable {
+		order.To = o.listens(o.op.To)
+	}
 	done, err := ask(o, "capture", o.op.From, func(ctx context.Context, c *hostlink.Client) (hostlink.Captured, error) {
 		return c.Capture(ctx, o.found.ID, order)
 	})
@@ -163,14 +166,15 @@ func (o *operation) restore(snap session.Snapshot) error {
 // address is where the target finds the snapshot; empty when it is its own, or
 // only the blob store has it.
 func (o *operation) address(holder string) string {
-	if holder != o.op.To {
-		for _, h := range o.s.hosts.List() {
-			if h.Name == holder {
-				return h.Addr
-			}
-		}
+	if holder == o.op.To {
+		return ""
 	}
-	return ""
+	return o.listens(holder)
+}
+
+// listens is a host's host link address, empty of one that is not known.
+func (o *operation) listens(host string) string {
+	return o.s.host(host).Addr
 }
 
 // ask gives a host an order until it answers: one that cannot be reached may

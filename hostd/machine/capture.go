@@ -54,9 +54,12 @@ type Kept interface {
 	// machine, nil where one could: it was started by another build of the machine
 	// monitor, say, and has outlived it.
 	Restorable() error
-	// AddLayer puts a new disk layer on top while the machine runs, so that all
-	// layers below stand still and can be shipped before the stop.
-	AddLayer(ctx context.Context) error
+	// AddLayer puts a new disk layer on top while the machine runs, and gives the
+	// layers below, lowest first: they stand still from then on and can be shipped
+	// before the stop. They may be read until the machine ends or the next AddLayer,
+	// which may make one of several; but the lowest stay of them, which somebody
+	// has shipped, it leaves as they are.
+	AddLayer(ctx context.Context, stay int) ([]Layer, error)
 	// Freeze stops the processors. The handle's state says so on disk before
 	// they stop: an adopted machine is as frozen as it was. Idempotent.
 	Freeze(ctx context.Context) error

@@ -84,13 +84,13 @@ func (k *keeper) Start(ctx context.Context, spec machine.Spec, persist func(mach
 
 type kept struct{ *keeper }
 
-func (kept) Restorable() error                                { return nil }
-func (kept) TemplateHash() string                             { return "" }
-func (kept) AddLayer(context.Context) error                   { return nil }
-func (kept) Freeze(context.Context) error                     { return nil }
-func (kept) Thaw(context.Context) error                       { return nil }
-func (kept) Frozen() bool                                     { return true }
-func (kept) Capture(context.Context) (machine.Capture, error) { return nil, errors.New("none") }
+func (kept) Restorable() error                                      { return nil }
+func (kept) TemplateHash() string                                   { return "" }
+func (kept) AddLayer(context.Context, int) ([]machine.Layer, error) { return nil, nil }
+func (kept) Freeze(context.Context) error                           { return nil }
+func (kept) Thaw(context.Context) error                             { return nil }
+func (kept) Frozen() bool                                           { return true }
+func (kept) Capture(context.Context) (machine.Capture, error)       { return nil, errors.New("none") }
 
 func newKeeper() *keeper { return &keeper{yardDriver: &yardDriver{}, made: map[string]string{}} }
 

@@ -95,6 +95,9 @@ func (w *world) restart() {
 	w.t.Helper()
 	w.host.Close()
 	w.cut.revive()
+	w.snaps.mu.Lock()
+	clear(w.snaps.open) // leftovers that the next hostd sweeps
+	w.snaps.mu.Unlock()
 	w.start()
 }
 
@@ -217,6 +220,17 @@ func (p peer) Snapshot(ctx context.Context, id string, have ...string) (io.ReadC
 		return nil, err
 	}
 	return p.w.host.OpenSnapshot(ctx, id, have)
+}
+
+func (p peer) Parts(_ context.Context, id string) ([]string, error) {
+	return p.w.host.Parts(id), p.down()
+}
+
+func (p peer) Ahead(ctx context.Context, id, opID string, in io.Reader) error {
+	if err := p.down(); err != nil {
+		return err
+	}
+	return p.w.host.Ahead(ctx, id, opID, in)
 }
 
 func (p peer) TemplateOf(_ context.Context, id string) (hostlink.TemplateOf, error) {

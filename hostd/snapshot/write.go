@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -38,29 +39,15 @@ func (s *Store) WritePortable(ctx context.Context, o Order, r io.Reader) (Info, 
 }
 
 func (s *Store) write(ctx context.Context, o Order, fill func(*writing) error) (info Info, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write snapshot %s: %w", o.ID, err)
-		}
-	}()
-	if err := o.check(); err != nil {
-		return Info{}, err
-	}
-	end, err := s.begin(ctx, o.SessionID)
+	d, err := s.Draft(ctx, o)
 	if err != nil {
 		return Info{}, err
 	}
-	defer end()
-	if err := s.fresh(o.ID); err != nil {
+	err = d.write(ctx, fill, &info)
+	if err = errors.Join(err, d.Close()); err != nil {
 		return Info{}, err
 	}
-	w := &writing{s: s, ctx: ctx, order: o, header: header{ID: o.ID, SessionID: o.SessionID, Created: time.Now().UTC()}}
-	defer func() { err = errors.Join(err, w.close()) }()
-	w.findPrevious()
-	if err := fill(w); err != nil {
-		return Info{}, err
-	}
-	return w.commit()
+	return info, nil
 }
 
 // writing is a snapshot on its way to the disk.
@@ -71,10 +58,11 @@ type writing struct {
 	header   header
 	contents contents
 	prev     *previous
+	early    []placed      // layers that were stored before the machine stopped
 	own      []*packWriter // all that were begun here
 	kept     []pack        // what of own the snapshot needs
-	old      []string      // packs of others that it refers to
-	pinned   []string      // names of own, until close
+	old      []pack        // those of others that it refers to
+	pinned   []string      // names of own and of prev's, until close
 	took     struct{ pages, sync time.Duration }
 }
 
@@ -83,6 +71,13 @@ type previous struct {
 	header
 	contents
 	packs map[string]pack
+}
+
+// placed is a layer and the pack that it is in.
+type placed struct {
+	layer
+	pack pack
+	old  bool // the pack is the previous snapshot's
 }
 
 // findPrevious looks for something to refer to. Not finding it costs space only.
@@ -96,7 +91,8 @@ func (w *writing) findPrevious() {
 			"previous", w.order.Previous, "error", err)
 		return
 	}
-	w.prev = prev // nobody removes it while this session is ours
+	w.prev, w.pinned = prev, prev.names() // it may be removed before the machine has stopped
+	w.s.pin(w.pinned...)
 }
 
 // newPack begins a pack of this snapshot.
@@ -120,7 +116,7 @@ func (w *writing) keep(p *packWriter) error {
 }
 
 // refer notes packs of earlier snapshots that this one needs.
-func (w *writing) refer(name string) { w.old = append(w.old, name) }
+func (w *writing) refer(p pack) { w.old = append(w.old, p) }
 
 // memory stores the parts of a machine's capture.
 func (w *writing) memory(c machine.Capture) error {
@@ -149,31 +145,70 @@ func (w *writing) memory(c machine.Capture) error {
 	return nil
 }
 
-// layer stores a disk layer, or refers to the one of that name.
+// layer puts a disk layer into the snapshot, and stores it unless it is stored
+// already.
 func (w *writing) layer(l machine.Layer) error {
-	if w.prev != nil {
-		for _, old := range w.prev.Layers {
-			if old.Name == l.Name && old.Size == l.Size {
-				w.refer(old.Pack)
-				w.contents.Layers = append(w.contents.Layers, old)
-				return nil
-			}
+	found, err := w.place(l)
+	if err != nil {
+		return err
+	}
+	if w.contents.Layers = append(w.contents.Layers, found.layer); found.old {
+		w.refer(found.pack)
+	} else {
+		w.kept = append(w.kept, found.pack)
+	}
+	return nil
+}
+
+// ahead stores a layer before it is known whether there will be a snapshot.
+func (w *writing) ahead(l machine.Layer) error {
+	if slices.ContainsFunc(w.early, func(p placed) bool { return p.Name == l.Name }) {
+		return nil
+	}
+	found, err := w.place(l)
+	if err != nil {
+		return err
+	}
+	w.early = append(w.early, found)
+	return nil
+}
+
+// find looks for a layer that was stored ahead or is the previous snapshot's.
+func (w *writing) find(l machine.Layer) (placed, bool) {
+	for _, p := range w.early {
+		if p.Name == l.Name && p.Size == l.Size {
+			return p, true
 		}
+	}
+	if w.prev == nil {
+		return placed{}, false
+	}
+	for _, old := range w.prev.Layers {
+		if old.Name == l.Name && old.Size == l.Size {
+			return placed{old, w.prev.packs[old.Pack], true}, true
+		}
+	}
+	return placed{}, false
+}
+
+// place finds a layer's pack or makes it.
+func (w *writing) place(l machine.Layer) (placed, error) {
+	if found, ok := w.find(l); ok {
+		return found, nil
 	}
 	r, err := l.Open()
 	if err != nil {
-		return err
+		return placed{}, err
 	}
 	sized := &counted{Reader: r}
-	name, err := w.stream(sized, r.Close)
+	done, err := w.streamPack(sized, r.Close)
 	if err != nil {
-		return err
+		return placed{}, err
 	}
 	if sized.n != l.Size {
-		return fmt.Errorf("has %d bytes, not %d: is it still being written?", sized.n, l.Size)
+		return placed{}, fmt.Errorf("has %d bytes, not %d: is it still being written?", sized.n, l.Size)
 	}
-	w.contents.Layers = append(w.contents.Layers, layer{l.Name, l.Size, name})
-	return nil
+	return placed{layer: layer{l.Name, l.Size, done.Name}, pack: done}, nil
 }
 
 type counted struct {
@@ -187,24 +222,34 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stream stores what r gives as a pack; done, if any, is called in any case.
+// stream stores what r gives as a pack of the snapshot; done, if any, is called
+// in any case.
 func (w *writing) stream(r io.Reader, done func() error) (name string, err error) {
+	p, err := w.streamPack(r, done)
+	if err == nil {
+		w.kept = append(w.kept, p)
+	}
+	return p.Name, err
+}
+
+// streamPack is stream for a pack that the snapshot may come to need.
+func (w *writing) streamPack(r io.Reader, done func() error) (_ pack, err error) {
 	if done != nil {
 		defer func() { err = errors.Join(err, done()) }()
 	}
 	p, err := w.newPack(kindStream)
 	if err != nil {
-		return "", err
+		return pack{}, err
 	}
 	c := newChunker(p)
 	defer c.close()
 	if _, err := io.CopyBuffer(c, heeding{w.ctx, r}, make([]byte, 256<<10)); err != nil {
-		return "", err
+		return pack{}, err
 	}
 	if err := c.flush(); err != nil {
-		return "", err
+		return pack{}, err
 	}
-	return p.name, w.keep(p)
+	return p.finish()
 }
 
 // heeding ends a stream when its context does.
@@ -224,7 +269,7 @@ func (h heeding) Read(p []byte) (int, error) {
 // snapshot is one.
 func (w *writing) commit() (Info, error) {
 	began := time.Now()
-	if err := w.sync(); err != nil {
+	if err := w.sync(w.needed()); err != nil {
 		return Info{}, err
 	}
 	w.took.sync = time.Since(began)
@@ -242,18 +287,29 @@ func (w *writing) commit() (Info, error) {
 	return info, err
 }
 
-// sync brings this snapshot's packs to the disk, side by side.
-func (w *writing) sync() error {
+// needed gives the packs begun here that the snapshot needs.
+func (w *writing) needed() (some []*packWriter) {
+	for _, p := range w.own {
+		if slices.ContainsFunc(w.kept, func(k pack) bool { return k.Name == p.name }) {
+			some = append(some, p)
+		}
+	}
+	return some
+}
+
+// sync brings packs to the disk, side by side, those that are not there yet.
+func (w *writing) sync(some []*packWriter) error {
 	var g errgroup.Group
-	for _, k := range w.kept {
-		for _, p := range w.own {
-			if p.name == k.Name {
-				g.Go(p.f.sync)
-			}
+	for _, p := range some {
+		if !p.synced {
+			g.Go(p.f.sync)
 		}
 	}
 	if err := g.Wait(); err != nil {
 		return err
+	}
+	for _, p := range some {
+		p.synced = true
 	}
 	return w.s.fs.syncDir(w.s.path(packs, ""))
 }
@@ -261,22 +317,13 @@ func (w *writing) sync() error {
 // referred gives the packs of others, each once.
 func (w *writing) referred() (all []pack) {
 	seen := map[string]bool{}
-	for _, name := range w.old {
-		if !seen[name] {
-			seen[name] = true
-			all = append(all, w.prev.packs[name])
+	for _, p := range w.old {
+		if !seen[p.Name] {
+			seen[p.Name] = true
+			all = append(all, p)
 		}
 	}
 	return all
-}
-
-// close lets go of everything; packs that no manifest took in go.
-func (w *writing) close() error {
-	var errs []error
-	for _, p := range w.own {
-		errs = append(errs, p.f.f.Close())
-	}
-	return errors.Join(append(errs, w.s.unpin(w.pinned...))...)
 }
 
 // enter writes a manifest whose packs are all on the disk, and pinned.

@@ -20,6 +20,7 @@ type Capture struct {
 	Previous   string         `json:"previous,omitempty"` // snapshot that this machine was restored from: unchanged content is taken from it
 	Portable   bool           `json:"portable"`           // without memory, even where the driver keeps it
 	Durable    bool           `json:"durable"`            // answer only when it is in the blob store
+	To         string         `json:"to,omitempty"`       // host link address of a move's target, which is given what stands still before the machine stops; empty: nobody is
 	Deadline   time.Time      `json:"deadline"`           // of the operation; without a verdict by then the machine still waits for one
 }
 

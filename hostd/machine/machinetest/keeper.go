@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -112,10 +113,19 @@ func (s *shipped) bytes() int64 {
 	return n
 }
 
-// take freezes a machine and ships its capture, as an operation does.
+// take ships what stands still of a machine, freezes it and ships its capture, as
+// an operation does.
 func (r *Rig) take(m machine.Kept) *shipped {
 	r.Helper()
-	r.must("add layer", m.AddLayer(r.Context()))
+	still, err := m.AddLayer(r.Context(), 0)
+	r.must("add layer", err)
+	ahead := r.sums(still)
+	more, err := m.AddLayer(r.Context(), len(still))
+	r.must("add another layer", err)
+	if len(more) < len(still) || !maps.Equal(r.sums(more[:len(still)]), ahead) {
+		r.Errorf("after another layer %d stand still that were %d, or others", len(more), len(still))
+	}
+	maps.Copy(ahead, r.sums(more))
 	begin := time.Now()
 	r.must("freeze", m.Freeze(r.Context()))
 	if !m.Frozen() {
@@ -125,8 +135,32 @@ func (r *Rig) take(m machine.Kept) *shipped {
 	r.must("capture", err)
 	s := r.ship(c)
 	r.must("close capture", c.Close())
+	if len(s.layers) != len(more)+1 {
+		r.Errorf("%d layers were captured, %d stood still", len(s.layers), len(more))
+	}
+	for i, l := range s.layers[:min(len(more), len(s.layers))] {
+		if ahead[l.Name] != s.sums[i] {
+			r.Errorf("layer %s was not what it had been before the stop", l.Name)
+		}
+	}
 	r.Logf("captured %d pages, %.1f MB with disk in %v", len(s.pages), float64(s.bytes())/1e6, time.Since(begin).Round(time.Millisecond))
 	return s
+}
+
+// sums reads layers and gives the sums of their contents, by name.
+func (r *Rig) sums(layers []machine.Layer) map[string]string {
+	r.Helper()
+	all := map[string]string{}
+	for _, l := range layers {
+		body, err := l.Open()
+		r.must("layer", err)
+		data := r.drain(body)
+		if int64(len(data)) != l.Size {
+			r.Errorf("layer %s of %d bytes has %d", l.Name, l.Size, len(data))
+		}
+		all[l.Name] = fmt.Sprintf("%x", sha256.Sum256(data))
+	}
+	return all
 }
 
 // restore makes a machine of a capture in a fresh slot.
