@@ -103,7 +103,18 @@ func (s snapshots) Hold(ctx context.Context, sessionID string, r io.Reader) (hos
 	if err != nil {
 		return nil, explain(err)
 	}
-	return h, nil
+	return held{h}, nil
+}
+
+// held gives snapshot.Held the shape that sessions want.
+type held struct{ *snapshot.Held }
+
+func (h held) Open(key []byte) (machine.Capture, error) {
+	if len(key) != len(snapshot.Key{}) {
+		return nil, fmt.Errorf("a key of %d bytes", len(key))
+	}
+	c, err := h.Held.Open(snapshot.Key(key))
+	return c, explain(err)
 }
 
 func (s snapshots) WritePortable(ctx context.Context, sessionID string, o hostlink.Capture, state io.Reader) (session.Snapshot, error) {

@@ -102,7 +102,7 @@ func calledOff(now session.Session, op session.Operation) error {
 
 // prepare asks the target of a move to keep a place, while the session runs on.
 func (o *operation) prepare() error {
-	order := hostlink.Prepare{OpID: o.op.ID, Kind: o.found.Kind, Memory: !o.op.Portable, From: o.address(o.op.From), Deadline: o.op.Deadline}
+	order := hostlink.Prepare{OpID: o.op.ID, Kind: o.found.Kind, Memory: !o.op.Portable, From: o.address(o.op.From), Key: o.found.Key, Deadline: o.op.Deadline}
 	_, err := ask(o, "prepare", o.op.To, func(ctx context.Context, c *hostlink.Client) (struct{}, error) {
 		return struct{}{}, c.Prepare(ctx, o.found.ID, order)
 	})

@@ -39,6 +39,10 @@ type Keeper interface {
 	// PruneTemplates removes the templates that keep refuses, from which no machine
 	// here runs, and that have been so for rest. Not beside a Start, a Restore or an AddTemplate.
 	PruneTemplates(ctx context.Context, keep func(hash string) bool, rest time.Duration) (removed []string, err error)
+	// AddLayers takes disk layers in for a Restore that is to come, which then does
+	// not read them; drop lets go of them, after the Restore or without. On error
+	// nothing of them is left.
+	AddLayers(ctx context.Context, layers []Layer) (drop func() error, err error)
 	// Restore makes a machine from a capture, completely, and leaves it frozen:
 	// not one instruction of it has run when it returns, Thaw lets it go on. On
 	// error nothing of the machine is left. persist as in Start.

@@ -65,9 +65,14 @@ type Draft interface {
 	Close() error
 }
 
-// Held is what came ahead of a snapshot. Released it goes, unless a snapshot has
-// it by then.
-type Held interface{ Release() error }
+// Held is disk layers that came ahead of a snapshot.
+type Held interface {
+	// Open gives the layers, to be read until the capture is closed, which has
+	// nothing else.
+	Open(key []byte) (machine.Capture, error)
+	// Release lets go of them: they go, unless a snapshot has them by then.
+	Release() error
+}
 
 const (
 	// freezeTime is what an agent has to stop the customer's processes before a

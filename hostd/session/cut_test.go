@@ -143,6 +143,10 @@ type memHeld struct {
 
 func (h *memHeld) Release() error { return h.m.close(h) }
 
+func (h *memHeld) Open([]byte) (machine.Capture, error) {
+	return &fakeCapture{layers: make([]machine.Layer, h.layers)}, nil
+}
+
 func (m *memSnapshots) close(what any) error {
 	return m.cut.do("let go", func() error {
 		m.mu.Lock()

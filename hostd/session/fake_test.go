@@ -325,8 +325,11 @@ func (k keptGuest) Capture(context.Context) (machine.Capture, error) {
 // fakeCapture is a capture of which only the state counts.
 type fakeCapture struct {
 	machine.Capture
-	state string
+	state  string
+	layers []machine.Layer
 }
+
+func (c *fakeCapture) Layers() []machine.Layer { return c.layers }
 
 func (*fakeCapture) Close() error { return nil }
 

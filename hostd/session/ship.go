@@ -80,8 +80,18 @@ type expected struct {
 	ctx       context.Context // ends with it
 	cancel    context.CancelCauseFunc
 	overdue   *time.Timer
-	held      []Held // guarded by the Host's mu
+	key       []byte
+	came      []came // guarded by the Host's mu
 }
+
+// came is layers that came ahead: as they are in a snapshot, and as the driver
+// has them for the machine.
+type came struct {
+	held Held
+	drop func() error
+}
+
+func (c came) release() error { return errors.Join(c.drop(), c.held.Release()) }
 
 // expect says that a restore is to come, for which something may come ahead.
 func (h *Host) expect(o hostlink.Prepare, sessionID string) {
@@ -92,7 +102,7 @@ func (h *Host) expect(o hostlink.Prepare, sessionID string) {
 		cancel(nil)
 		return
 	}
-	h.expected[o.OpID] = &expected{sessionID: sessionID, ctx: ctx, cancel: cancel,
+	h.expected[o.OpID] = &expected{sessionID: sessionID, ctx: ctx, cancel: cancel, key: o.Key,
 		overdue: time.AfterFunc(time.Until(o.Deadline), func() { h.letGo(o.OpID) })}
 }
 
@@ -111,18 +121,37 @@ func (h *Host) Ahead(ctx context.Context, id, opID string, in io.Reader) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(e.ctx, func() { cancel(unexpected) })()
-	held, err := h.snapshots.Hold(ctx, id, in)
+	c, err := h.takeAhead(ctx, e, in)
 	if err != nil {
 		return err
 	}
 	h.mu.Lock()
 	if h.expected[opID] == e {
-		e.held = append(e.held, held)
+		e.came = append(e.came, c)
 		h.mu.Unlock()
 		return nil
 	}
 	h.mu.Unlock()
-	return errors.Join(unexpected, held.Release())
+	return errors.Join(unexpected, c.release())
+}
+
+// takeAhead stores layers, and unpacks them for the machine that is to come.
+func (h *Host) takeAhead(ctx context.Context, e *expected, in io.Reader) (c came, err error) {
+	if c.held, err = h.snapshots.Hold(ctx, e.sessionID, in); err != nil {
+		return c, err
+	}
+	layers, err := c.held.Open(e.key)
+	if err == nil {
+		c.drop, err = h.keeper.AddLayers(ctx, layers.Layers())
+		err = errors.Join(err, layers.Close())
+	}
+	if err != nil {
+		if c.drop != nil {
+			err = errors.Join(err, c.drop())
+		}
+		return c, errors.Join(err, c.held.Release())
+	}
+	return c, nil
 }
 
 // letGo ends the expectation of a restore: what came ahead and is in no snapshot
@@ -137,8 +166,8 @@ func (h *Host) letGo(opID string) {
 	}
 	e.overdue.Stop()
 	e.cancel(errCalledOff)
-	for _, held := range e.held {
-		if err := held.Release(); err != nil {
+	for _, c := range e.came {
+		if err := c.release(); err != nil {
 			h.log.Warn("what came ahead of a snapshot stays until the next start", "session", e.sessionID, "error", err)
 		}
 	}

@@ -56,7 +56,22 @@ func worlds(t *testing.T, keeps bool, names ...string) []*world {
 // fakeKeeper is a driver of which only the templates count.
 type fakeKeeper struct {
 	machine.Keeper
-	made string // of the one recipe
+	made  string // of the one recipe
+	snaps *memSnapshots
+}
+
+// unpacked is layers for a machine that is to come.
+type unpacked struct{ layers int }
+
+func (k fakeKeeper) AddLayers(_ context.Context, layers []machine.Layer) (func() error, error) {
+	u := &unpacked{len(layers)}
+	err := k.snaps.cut.do("unpack layers", func() error {
+		k.snaps.mu.Lock()
+		defer k.snaps.mu.Unlock()
+		k.snaps.open[u] = true
+		return nil
+	})
+	return func() error { return k.snaps.close(u) }, err
 }
 
 func (fakeKeeper) Name() string                                               { return "fake" }
@@ -82,7 +97,7 @@ func (w *world) start() {
 		Peers:  func(addr string) Peer { return peer{w.others[addr]} },
 		Egress: w.ways.way}
 	if w.keeps {
-		cfg.Keeper = fakeKeeper{made: w.made}
+		cfg.Keeper = fakeKeeper{made: w.made, snaps: w.snaps}
 	}
 	w.host = NewHost(cfg)
 	if err := w.host.Adopt(w.t.Context(), w.revive, func(machine.Spec) bool { return true }); err != nil {

@@ -171,6 +171,25 @@ func TestLayersGoAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 		h, bytes := ahead(t, d, to)
+		c, err := h.Open(testKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		one := &fakeMachine{layers: m.layers[:n]}
+		layers := c.Layers()
+		for i, l := range one.layers {
+			if len(layers) != n || layers[i].Name != l.name || layers[i].Size != int64(len(l.data)) {
+				t.Fatalf("%d layers came ahead: %v", n, layers)
+			}
+			if err := gives(layers[i].Open, l.data); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		_, err = h.Open(Key{9})
+		wantRefused(t, err, Damaged)
 		if held = append(held, h); n == 2 && bytes > 2000 { // an empty one
 			t.Errorf("the second came with %d bytes", bytes)
 		}

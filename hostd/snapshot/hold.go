@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+
+	"github.com/berth-dev/berth/hostd/machine"
 )
 
 // Held is packs that came ahead of the snapshot that they are for. They are on
@@ -14,6 +17,7 @@ type Held struct {
 	s         *Store
 	sessionID string
 	packs     []pack
+	manifest  parsed // of the draft
 }
 
 // Hold takes a Draft's Export in, so that the snapshot's own Export may leave out
@@ -49,7 +53,7 @@ func (s *Store) hold(ctx context.Context, sessionID string, r io.Reader) (*Held,
 	if err := s.takePacks(p, fromStream(r)); err != nil {
 		return nil, errors.Join(err, s.unpin(names...))
 	}
-	h := &Held{s, sessionID, p.Packs}
+	h := &Held{s, sessionID, p.Packs, p}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.held[h] = true
@@ -57,6 +61,24 @@ func (s *Store) hold(ctx context.Context, sessionID string, r io.Reader) (*Held,
 		s.packs[k.Name] = k
 	}
 	return h, nil
+}
+
+// Open gives the disk layers that are held, to be read until Close: *Refused where
+// the key is another one. Nothing else is in it.
+func (h *Held) Open(key Key) (machine.Capture, error) {
+	c, err := h.manifest.open(key)
+	if err != nil {
+		return nil, fmt.Errorf("what came ahead for session %s: %w", h.sessionID, err)
+	}
+	p := &previous{header: h.manifest.header, contents: c, packs: map[string]pack{}}
+	for _, k := range h.packs {
+		p.packs[k.Name] = k
+	}
+	o := &opened{s: h.s, previous: p, key: key, files: map[string]*os.File{}}
+	if err := o.openFiles(); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return o, nil
 }
 
 // Release lets go of the packs; those that no snapshot took in go. Once.

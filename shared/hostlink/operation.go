@@ -39,6 +39,7 @@ type Prepare struct {
 	Kind     session.Kind `json:"kind"`
 	Memory   bool         `json:"memory"`         // the capture will have memory
 	From     string       `json:"from,omitempty"` // host link address of the source; empty: this host
+	Key      []byte       `json:"key,omitempty"`  // as in Restore, for what comes ahead of it
 	Deadline time.Time    `json:"deadline"`
 }
 

@@ -38,13 +38,14 @@ type shipped struct {
 	pages                   []machine.Page
 	device                  []byte
 	layers                  []machine.Layer
-	sums                    []string // of the layers
+	sums                    []string     // of the layers
+	drop                    func() error // of what the driver has of them
 }
 
 // ship copies a capture and checks its form.
 func (r *Rig) ship(c machine.Capture) *shipped {
 	r.Helper()
-	s := &shipped{driver: c.Driver(), class: c.CPUClass(), template: c.Template()}
+	s := &shipped{drop: func() error { return nil }, driver: c.Driver(), class: c.CPUClass(), template: c.Template()}
 	next := uint64(0)
 	for p, err := range c.Pages() {
 		r.must("pages", err)
@@ -223,9 +224,15 @@ func captureRestore(r *Rig) {
 		r.Errorf("dialled a frozen machine: %v after %v", conn, time.Since(begin))
 	}
 	r.Stop(m)
-	for range 2 { // a capture can be restored as often as one likes
-		m2, err := r.restore(r.Driver, s)
+	r.badLayers(s)
+	for i := range 2 { // a capture can be restored as often as one likes
+		from := s
+		if i == 1 {
+			from = r.ahead(s)
+		}
+		m2, err := r.restore(r.Driver, from)
 		r.must("restore", err)
+		r.must("drop layers", from.drop())
 		if !m2.Frozen() {
 			r.Error("not frozen after a restore")
 		}
@@ -241,6 +248,40 @@ func captureRestore(r *Rig) {
 		r.Stop(m2)
 	}
 	r.WantNothing()
+}
+
+// ahead gives the driver a capture's layers, twice, and the capture without their
+// contents.
+func (r *Rig) ahead(s *shipped) *shipped {
+	r.Helper()
+	k := r.Driver.(machine.Keeper)
+	first, err := k.AddLayers(r.Context(), s.layers[:1])
+	r.must("add a layer", err)
+	rest, err := k.AddLayers(r.Context(), s.layers)
+	r.must("add layers", errors.Join(err, first()))
+	without := *s
+	without.layers, without.drop = slices.Clone(s.layers), rest
+	for i := range without.layers {
+		without.layers[i].Open = func() (io.ReadCloser, error) { return nil, errors.New("it came ahead") }
+	}
+	return &without
+}
+
+// badLayers: layers that are not what they say are not taken.
+func (r *Rig) badLayers(s *shipped) {
+	r.Helper()
+	for what, change := range map[string]func(l *machine.Layer){
+		"name":  func(l *machine.Layer) { l.Name = "../" + l.Name },
+		"short": func(l *machine.Layer) { l.Size++ },
+		"long":  func(l *machine.Layer) { l.Size-- },
+		"lost":  func(l *machine.Layer) { l.Open = func() (io.ReadCloser, error) { return nil, errors.New("lost") } },
+	} {
+		bad := slices.Clone(s.layers)
+		change(&bad[len(bad)-1])
+		if _, err := r.Driver.(machine.Keeper).AddLayers(r.Context(), bad); err == nil {
+			r.Errorf("a layer with a bad %s was taken", what)
+		}
+	}
 }
 
 // captureAborted: a machine whose capture nobody wanted goes on, and what was
