@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/berth-dev/berth/shared/api"
+	"github.com/berth-dev/berth/shared/client"
 )
 
 // writtenMiB is what a session has written to its disk before each operation.
@@ -26,7 +28,7 @@ func (b *bench) written(ctx context.Context) error {
 			return fmt.Errorf("first move: %w", err)
 		}
 	}
-	steps, err := b.stack.stepsOf(ctx, "berth_capture_seconds", "layer", "ship", "agent", "stop", "devices", "write")
+	steps, err := b.stack.stepsOf(ctx, "berth_capture_seconds", "layer", "store", "ship", "agent", "stop", "devices", "write")
 	if err != nil {
 		return err
 	}
@@ -53,7 +55,7 @@ func (b *bench) written(ctx context.Context) error {
 	if err := interleave(ctx, 0, b.rounds(3, 2), once); err != nil {
 		return err
 	}
-	b.add(figure{What: fmt.Sprintf("move after %d MiB were written to the disk: gap of a client that runs commands", writtenMiB), Unit: "ms", Plain: true,
+	b.add(figure{What: fmt.Sprintf("move after %d MiB were written to the disk: gap of a client that reads a stream", writtenMiB), Unit: "ms", Plain: true,
 		Value: gaps.median(), Count: len(gaps),
 		Note: fmt.Sprintf("capture %.0f, restore %.0f, total %.0f ms; steps of a capture, mean of moves and pauses: %s", captures.median(), restores.median(), totals.median(), steps())})
 	b.add(figure{What: "pause after as much", Unit: "ms", Plain: true, Value: pauses.median(), Count: len(pauses)})
@@ -65,32 +67,40 @@ func (b *bench) write(ctx context.Context, s api.Session) error {
 	return errors.Join(b.must(ctx, s.Id, fmt.Sprintf("dd if=/dev/urandom of=/workspace/written bs=1M count=%d oflag=direct conv=notrunc 2>/dev/null; sync", writtenMiB)), settleDown(ctx))
 }
 
-// moveWritten moves a session under a client that runs one command after the
-// other, and takes the longest time that one needs, in milliseconds.
+// moveWritten moves a session that has written, under a client that reads a
+// stream of ticks, and takes the longest time without one, in milliseconds.
 func (b *bench) moveWritten(ctx context.Context, s api.Session) (gap float64, moved api.MoveResult, err error) {
 	if err := b.write(ctx, s); err != nil {
 		return 0, moved, err
 	}
-	stop, done := make(chan struct{}), make(chan error, 1)
+	began, done := make(chan bool), make(chan error, 1)
 	var longest time.Duration
 	go func() {
-		for {
-			began := time.Now()
-			if err := b.must(ctx, s.Id, "true"); err != nil {
+		first, last := true, time.Now()
+		for _, err := range b.stack.api.ExecStream(ctx, s.Id, api.Exec{Command: ticks, Shell: client.P(json.RawMessage(`"ticks"`)), TimeoutMs: client.P(120_000)}) {
+			if err != nil {
 				done <- err
 				return
 			}
-			longest = max(longest, time.Since(began))
-			select {
-			case <-stop:
-				done <- nil
-				return
-			default:
+			if now := time.Now(); first {
+				first, last = false, now
+				close(began)
+			} else {
+				longest, last = max(longest, now.Sub(last)), now
 			}
 		}
+		done <- nil
 	}()
+	select {
+	case <-began:
+	case err := <-done:
+		return 0, moved, fmt.Errorf("no tick: %w", err)
+	}
 	moved, err = b.stack.api.Move(ctx, s.Id, api.MoveSession{})
-	close(stop)
-	err = errors.Join(err, <-done)
+	err = errors.Join(err, b.must(ctx, s.Id, "sleep 0.2; touch /tmp/stop"), <-done)
 	return float64(longest.Microseconds()) / 1000, moved, err
 }
+
+// ticks prints a line every 10 ms, and starts no process for that, until it is
+// told to stop.
+const ticks = "rm -f /tmp/stop; exec 9<> <(:); while [ ! -e /tmp/stop ]; do echo tick; read -t 0.01 -u 9; done; true"
