@@ -75,7 +75,7 @@ func (c *Client) Parts(ctx context.Context, id string) (parts []string, err erro
 // does not expect it, or not any more.
 func (c *Client) Ahead(ctx context.Context, id, opID string, in io.Reader) error {
 	path := sessionPath(id, "/ahead?") + url.Values{"op": {opID}}.Encode()
-	resp, err := c.sendBody(ctx, http.MethodPut, path, in)
+	resp, err := c.sendBody(ctx, http.MethodPut, path, io.NopCloser(in)) // the caller's to close
 	if err != nil {
 		return err
 	}
