@@ -56,8 +56,8 @@ type Snapshots interface {
 type Draft interface {
 	// Layers stores layers that stand still, unless they are stored already.
 	Layers(ctx context.Context, layers []machine.Layer) error
-	// Export opens what is stored so far, without what another host has, for its
-	// Hold.
+	// Export opens what is stored so far, and what the previous snapshot has of the
+	// memory, without what another host has, for its Hold.
 	Export(ctx context.Context, have []string) (io.ReadCloser, error)
 	// Write stores the rest of the machine, which has stopped, and says what it is.
 	// On error nothing of it is left once the draft is closed.

@@ -57,11 +57,13 @@ func (d *Draft) Layers(ctx context.Context, layers []machine.Layer) error {
 	})
 }
 
-// Export gives the layers stored so far as one stream, sealed, for Hold on
-// another host; have names packs that the other host has.
+// Export gives the layers stored so far, and the pages of the previous snapshot,
+// of which most will be needed, as one stream, sealed, for Hold on another host;
+// have names packs that the other host has.
 func (d *Draft) Export(ctx context.Context, have ...string) (e *Exported, err error) {
 	err = d.work(ctx, func() error {
 		h, c := header{ID: d.w.order.ID, SessionID: d.w.order.SessionID, Created: time.Now().UTC()}, contents{}
+		h.Packs = d.w.oldPages()
 		for _, l := range d.w.early {
 			c.Layers, h.Packs = append(c.Layers, l.layer), append(h.Packs, l.pack)
 		}
@@ -76,6 +78,15 @@ func (d *Draft) Export(ctx context.Context, have ...string) (e *Exported, err er
 		return err
 	})
 	return e, err
+}
+
+// oldPages gives the packs of the previous snapshot's pages.
+func (w *writing) oldPages() (all []pack) {
+	slots, _ := w.oldSlots()
+	for _, s := range slots[1:] {
+		all = append(all, w.prev.packs[s.Pack])
+	}
+	return all
 }
 
 // Write makes the draft the snapshot of the machine, which has been stopped. As

@@ -223,6 +223,29 @@ func TestLayersGoAhead(t *testing.T) {
 	}
 }
 
+// A host to which a session comes back gets the pages that have not changed since
+// its last capture ahead too.
+func TestOldPagesGoAhead(t *testing.T) {
+	from, to, m := newStore(t, nil), newStore(t, nil), newMachine(2000)
+	first := write(t, from, order("a", ""), m)
+	d := draft(t, from, order("b", "a"))
+	if err := d.Layers(t.Context(), m.Layers()); err != nil {
+		t.Fatal(err)
+	}
+	h, bytes := ahead(t, d, to)
+	m.pages[1000] = page(77)
+	_, err := d.Write(t.Context(), m)
+	if err := errors.Join(err, d.Close(), from.Delete(t.Context(), ref("a"))); err != nil {
+		t.Fatal(err)
+	}
+	if size := ship(t, from, to, "b"); size > first.Bytes/20 || bytes < first.Bytes/2 {
+		t.Errorf("%d bytes came ahead and %d after the stop, of %d", bytes, size, first.Bytes)
+	}
+	if err := errors.Join(h.Release(), loads(to, ref("b"), testKey, m), wantFiles(to), wantFiles(from)); err != nil {
+		t.Error(err)
+	}
+}
+
 // Layers that came for nothing go, and those that are not whole are refused.
 func TestLayersThatWentAheadForNothing(t *testing.T) {
 	from, to, m := newStore(t, nil), newStore(t, nil), newMachine(1)

@@ -14,7 +14,7 @@ import (
 // Exported is a sealed snapshot as one stream for another host: "BERTHSX", 1,
 // the manifest with its length before it (u32), and for each pack of the
 // manifest a byte, 1 with the pack's bytes after it or 0 for one that the
-// receiver has. A Draft's is the same, of a manifest that names layers only.
+// receiver has. A Draft's is the same, of a manifest that knows layers only.
 type Exported struct {
 	io.Reader
 	Size   int64 // bytes of the stream
