@@ -156,7 +156,7 @@ func (s *live) stoodStill(out outcome) {
 		return
 	}
 	op := *s.rec.Op
-	if op.Since = out.still; op.Since.IsZero() {
+	if op.Since = out.still.UTC(); out.still.IsZero() {
 		op.Since = time.Now().UTC()
 	}
 	s.rec.Op = &op
@@ -263,11 +263,11 @@ func (s *live) captureNow(ctx context.Context, o hostlink.Capture) (out outcome)
 	if k := s.kept(); k != nil && !o.Portable {
 		*snap, out.err = s.captureMemory(ctx, k, o, &out.still)
 	} else {
-		out.still = began.UTC()
+		out.still = began
 		*snap, out.err = s.capturePortable(ctx, k, o)
 	}
 	snap.ID, snap.Host = o.SnapshotID, s.host.name
-	out.captured.CaptureMs = time.Since(began).Milliseconds()
+	out.captured.CaptureMs = time.Since(out.still).Milliseconds()
 	return out
 }
 
@@ -285,7 +285,7 @@ func (s *live) captureMemory(ctx context.Context, k machine.Kept, o hostlink.Cap
 	if err := s.shipStill(ctx, k, d, o, step); err != nil {
 		return session.Snapshot{}, err
 	}
-	*still = time.Now().UTC()
+	*still = time.Now()
 	fctx, cancel := context.WithTimeout(ctx, freezeTime)
 	if err := s.guest.Agent.Freeze(fctx, agentlink.Freeze{}); err != nil {
 		s.log.Warn("the agent did not freeze its processes; the machine is captured without", "error", err)

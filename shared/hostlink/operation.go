@@ -27,7 +27,7 @@ type Capture struct {
 // Captured answers Capture.
 type Captured struct {
 	Snapshot  session.Snapshot `json:"snapshot"`
-	CaptureMs int64            `json:"captureMs"`
+	CaptureMs int64            `json:"captureMs"` // from where the machine began to stop
 }
 
 // Prepare asks the target of a move, while the session still runs at the source,
