@@ -62,31 +62,89 @@ func (s snapshots) close() error {
 	return err
 }
 
-func (s snapshots) Write(ctx context.Context, sessionID string, o hostlink.Capture, c machine.Capture) (session.Snapshot, error) {
-	return s.write(ctx, sessionID, o, func(order snapshot.Order) (snapshot.Info, error) { return s.Store.Write(ctx, order, c) })
+// draft gives snapshot.Draft the shape that sessions want.
+type draft struct {
+	*snapshot.Draft
+	s     snapshots
+	ref   snapshot.Ref
+	order hostlink.Capture
+}
+
+func (s snapshots) Draft(ctx context.Context, sessionID string, o hostlink.Capture) (hostsession.Draft, error) {
+	order, err := s.order(sessionID, o)
+	if err != nil {
+		return nil, err
+	}
+	d, err := s.Store.Draft(ctx, order)
+	if err != nil {
+		return nil, err
+	}
+	return draft{d, s, order.Ref, o}, nil
+}
+
+func (d draft) Export(ctx context.Context, have []string) (io.ReadCloser, error) {
+	e, err := d.Draft.Export(ctx, have...)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func (d draft) Write(ctx context.Context, c machine.Capture) (session.Snapshot, error) {
+	info, err := d.Draft.Write(ctx, c)
+	if err != nil {
+		return session.Snapshot{}, err
+	}
+	return d.s.written(ctx, d.ref, d.order, info)
+}
+
+func (s snapshots) Hold(ctx context.Context, sessionID string, r io.Reader) (hostsession.Held, error) {
+	h, err := s.Store.Hold(ctx, sessionID, r)
+	if err != nil {
+		return nil, explain(err)
+	}
+	return held{h}, nil
+}
+
+// held gives snapshot.Held the shape that sessions want.
+type held struct{ *snapshot.Held }
+
+func (h held) Open(key []byte) (machine.Capture, error) {
+	if len(key) != len(snapshot.Key{}) {
+		return nil, fmt.Errorf("a key of %d bytes", len(key))
+	}
+	c, err := h.Held.Open(snapshot.Key(key))
+	return c, explain(err)
 }
 
 func (s snapshots) WritePortable(ctx context.Context, sessionID string, o hostlink.Capture, state io.Reader) (session.Snapshot, error) {
-	return s.write(ctx, sessionID, o, func(order snapshot.Order) (snapshot.Info, error) { return s.Store.WritePortable(ctx, order, state) })
+	order, err := s.order(sessionID, o)
+	if err != nil {
+		return session.Snapshot{}, err
+	}
+	info, err := s.Store.WritePortable(ctx, order, state)
+	if err != nil {
+		return session.Snapshot{}, err
+	}
+	return s.written(ctx, order.Ref, o, info)
 }
 
-func (s snapshots) write(ctx context.Context, sessionID string, o hostlink.Capture, write func(snapshot.Order) (snapshot.Info, error)) (out session.Snapshot, err error) {
+// order is what the store is asked for.
+func (s snapshots) order(sessionID string, o hostlink.Capture) (snapshot.Order, error) {
 	order := snapshot.Order{Ref: snapshot.Ref{ID: o.SnapshotID, SessionID: sessionID}, Previous: o.Previous}
 	if copy(order.Key[:], o.Key) != len(order.Key) || len(o.Key) != len(order.Key) {
-		return out, fmt.Errorf("a key of %d bytes", len(o.Key))
+		return order, fmt.Errorf("a key of %d bytes", len(o.Key))
 	}
 	if o.Durable && s.blobs == nil {
-		return out, apierr.New(apierr.Internal, "the pause has to be durable, and this host has no blob store (--blob-url)")
+		return order, apierr.New(apierr.Internal, "the pause has to be durable, and this host has no blob store (--blob-url)")
 	}
-	if err := s.Drop(o.SnapshotID); err != nil { // written before, and never answered for
-		return out, err
-	}
-	info, err := write(order)
-	if err != nil {
-		return out, err
-	}
-	if err = s.upload(ctx, order.Ref, o); err != nil {
-		return out, errors.Join(err, s.Store.Delete(context.WithoutCancel(ctx), order.Ref))
+	return order, s.Drop(o.SnapshotID) // written before, and never answered for
+}
+
+// written does what is to be done with a snapshot that is on the disk.
+func (s snapshots) written(ctx context.Context, ref snapshot.Ref, o hostlink.Capture, info snapshot.Info) (session.Snapshot, error) {
+	if err := s.upload(ctx, ref, o); err != nil {
+		return session.Snapshot{}, errors.Join(err, s.Store.Delete(context.WithoutCancel(ctx), ref))
 	}
 	return session.Snapshot{ID: info.ID, Memory: info.Memory, Driver: info.Driver, CPUClass: info.CPUClass, Template: info.Template,
 		Bytes: info.Bytes, Durable: s.Durable(info.ID)}, nil

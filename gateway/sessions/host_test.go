@@ -46,6 +46,7 @@ type fakeHost struct {
 	// Of operations, see operate_host_test.go.
 	targets   map[string]hostlink.Status // restored and held, by session
 	snapshots map[string]bool
+	gaveTo    string                   // whom the last capture was to be given ahead
 	deleted   []string                 // snapshots, as session/id
 	durable   bool                     // whatever is captured reaches the blob store
 	full      bool                     // refuses restores

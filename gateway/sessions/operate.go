@@ -102,7 +102,7 @@ func calledOff(now session.Session, op session.Operation) error {
 
 // prepare asks the target of a move to keep a place, while the session runs on.
 func (o *operation) prepare() error {
-	order := hostlink.Prepare{OpID: o.op.ID, Kind: o.found.Kind, Memory: !o.op.Portable, From: o.address(o.op.From), Deadline: o.op.Deadline}
+	order := hostlink.Prepare{OpID: o.op.ID, Kind: o.found.Kind, Memory: !o.op.Portable, From: o.address(o.op.From), Key: o.found.Key, Deadline: o.op.Deadline}
 	_, err := ask(o, "prepare", o.op.To, func(ctx context.Context, c *hostlink.Client) (struct{}, error) {
 		return struct{}{}, c.Prepare(ctx, o.found.ID, order)
 	})
@@ -116,6 +116,9 @@ func (o *operation) capture() (session.Snapshot, error) {
 		Portable: o.op.Portable, Durable: o.s.cfg.PauseDurable && o.op.Kind == session.Pause, Deadline: o.op.Deadline}
 	if o.found.Snapshot != nil {
 		order.Previous = o.found.Snapshot.ID
+	}
+	if o.op.Kind == session.Move && o.op.To != o.op.From && !o.op.Portable {
+		order.To = o.listens(o.op.To)
 	}
 	done, err := ask(o, "capture", o.op.From, func(ctx context.Context, c *hostlink.Client) (hostlink.Captured, error) {
 		return c.Capture(ctx, o.found.ID, order)
@@ -163,14 +166,15 @@ func (o *operation) restore(snap session.Snapshot) error {
 // address is where the target finds the snapshot; empty when it is its own, or
 // only the blob store has it.
 func (o *operation) address(holder string) string {
-	if holder != o.op.To {
-		for _, h := range o.s.hosts.List() {
-			if h.Name == holder {
-				return h.Addr
-			}
-		}
+	if holder == o.op.To {
+		return ""
 	}
-	return ""
+	return o.listens(holder)
+}
+
+// listens is a host's host link address, empty of one that is not known.
+func (o *operation) listens(host string) string {
+	return o.s.host(host).Addr
 }
 
 // ask gives a host an order until it answers: one that cannot be reached may

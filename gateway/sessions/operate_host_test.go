@@ -83,7 +83,7 @@ func order[T any](h *fakeHost, step string, do func(id string, in T) (any, error
 func (h *fakeHost) prepare(_ string, in hostlink.Prepare) (any, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.full || in.OpID == "" || in.Kind == "" {
+	if h.full || in.OpID == "" || in.Kind == "" || len(in.Key) != 32 {
 		return nil, apierr.New(apierr.NoCapacity, "full")
 	}
 	return nil, nil
@@ -99,7 +99,7 @@ func (h *fakeHost) capture(id string, in hostlink.Capture) (any, error) {
 	if st.Held != nil && st.Held.OpID != in.OpID {
 		return nil, apierr.New(apierr.OperationInProgress, "held for another")
 	}
-	st.Held = &hostlink.Held{OpID: in.OpID, Role: hostlink.Source}
+	st.Held, h.gaveTo = &hostlink.Held{OpID: in.OpID, Role: hostlink.Source}, in.To
 	h.running[id], h.snapshots[in.SnapshotID] = st, true
 	return hostlink.Captured{CaptureMs: 7, Snapshot: session.Snapshot{ID: in.SnapshotID, Host: h.name, Memory: !in.Portable,
 		Driver: "fake", CPUClass: "c", Bytes: 100, Durable: in.Durable}}, nil

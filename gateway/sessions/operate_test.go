@@ -70,6 +70,7 @@ func TestMove(t *testing.T) {
 	t.Parallel()
 	r := twoHosts(t)
 	s := r.create()
+	from := s.Host
 	for i, c := range []struct {
 		req  MoveRequest
 		want string
@@ -81,6 +82,12 @@ func TestMove(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := v.Session
+		var gave string
+		r.hosts.fake(from).with(func() { gave = r.hosts.fake(from).gaveTo })
+		if want := map[bool]string{true: r.hosts.fake(c.want).server.Listener.Addr().String()}[from != c.want]; gave != want {
+			t.Errorf("%+v: layers went ahead to %q, want %q", c.req, gave, want)
+		}
+		from = m.Host
 		if m.Host != c.want || m.Moves != i+1 || m.Epoch != uint64(i+2) || m.Status != session.Running || m.Op != nil || !m.RunningSince.Equal(s.RunningSince) {
 			t.Errorf("%+v: moved to %+v", c.req, m)
 		}
@@ -158,6 +165,11 @@ func TestMemoryOrPortable(t *testing.T) {
 	if snap := move("h2"); snap.Memory {
 		t.Error("memory went to another CPU class")
 	}
+	r.host.with(func() {
+		if r.host.gaveTo != "" {
+			t.Errorf("layers of a capture without memory went ahead to %s", r.host.gaveTo)
+		}
+	})
 	r.hosts.setClass("h2", "")
 	if snap := move("h2"); snap.Memory {
 		t.Error("memory from a host that keeps none")

@@ -39,6 +39,10 @@ type Keeper interface {
 	// PruneTemplates removes the templates that keep refuses, from which no machine
 	// here runs, and that have been so for rest. Not beside a Start, a Restore or an AddTemplate.
 	PruneTemplates(ctx context.Context, keep func(hash string) bool, rest time.Duration) (removed []string, err error)
+	// AddLayers takes disk layers in for a Restore that is to come, which then does
+	// not read them; drop lets go of them, after the Restore or without. On error
+	// nothing of them is left.
+	AddLayers(ctx context.Context, layers []Layer) (drop func() error, err error)
 	// Restore makes a machine from a capture, completely, and leaves it frozen:
 	// not one instruction of it has run when it returns, Thaw lets it go on. On
 	// error nothing of the machine is left. persist as in Start.
@@ -54,9 +58,12 @@ type Kept interface {
 	// machine, nil where one could: it was started by another build of the machine
 	// monitor, say, and has outlived it.
 	Restorable() error
-	// AddLayer puts a new disk layer on top while the machine runs, so that all
-	// layers below stand still and can be shipped before the stop.
-	AddLayer(ctx context.Context) error
+	// AddLayer puts a new disk layer on top while the machine runs, and gives the
+	// layers below, lowest first: they stand still from then on and can be shipped
+	// before the stop. They may be read until the machine ends or the next AddLayer,
+	// which may make one of several; but the lowest stay of them, which somebody
+	// has shipped, it leaves as they are.
+	AddLayer(ctx context.Context, stay int) ([]Layer, error)
 	// Freeze stops the processors. The handle's state says so on disk before
 	// they stop: an adopted machine is as frozen as it was. Idempotent.
 	Freeze(ctx context.Context) error

@@ -56,6 +56,9 @@ func (k *keeper) SetMade(recipe, hash string) error {
 func (k *keeper) HasTemplate(string) bool                              { return true }
 func (k *keeper) OpenTemplate(string) (io.ReadCloser, error)           { return nil, errors.New("none") }
 func (k *keeper) AddTemplate(context.Context, string, io.Reader) error { return nil }
+func (k *keeper) AddLayers(context.Context, []machine.Layer) (func() error, error) {
+	return func() error { return nil }, nil
+}
 func (k *keeper) PruneTemplates(_ context.Context, keep func(string) bool, _ time.Duration) (removed []string, err error) {
 	for _, hash := range []string{"a", "b", "c", "d"} {
 		if !keep(hash) {
@@ -84,13 +87,13 @@ func (k *keeper) Start(ctx context.Context, spec machine.Spec, persist func(mach
 
 type kept struct{ *keeper }
 
-func (kept) Restorable() error                                { return nil }
-func (kept) TemplateHash() string                             { return "" }
-func (kept) AddLayer(context.Context) error                   { return nil }
-func (kept) Freeze(context.Context) error                     { return nil }
-func (kept) Thaw(context.Context) error                       { return nil }
-func (kept) Frozen() bool                                     { return true }
-func (kept) Capture(context.Context) (machine.Capture, error) { return nil, errors.New("none") }
+func (kept) Restorable() error                                      { return nil }
+func (kept) TemplateHash() string                                   { return "" }
+func (kept) AddLayer(context.Context, int) ([]machine.Layer, error) { return nil, nil }
+func (kept) Freeze(context.Context) error                           { return nil }
+func (kept) Thaw(context.Context) error                             { return nil }
+func (kept) Frozen() bool                                           { return true }
+func (kept) Capture(context.Context) (machine.Capture, error)       { return nil, errors.New("none") }
 
 func newKeeper() *keeper { return &keeper{yardDriver: &yardDriver{}, made: map[string]string{}} }
 

@@ -42,6 +42,33 @@ func (s *Server) templateOf(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
+func (s *Server) parts(w http.ResponseWriter, r *http.Request) error {
+	reply(w, http.StatusOK, s.sessions.Parts(r.PathValue("id")))
+	return nil
+}
+
+// ahead takes a stream of any length in, as long as it goes on.
+func (s *Server) ahead(w http.ResponseWriter, r *http.Request) error {
+	ctl := http.NewResponseController(w)
+	defer func() { _ = ctl.SetReadDeadline(time.Time{}) }()
+	if err := s.sessions.Ahead(r.Context(), r.PathValue("id"), r.URL.Query().Get("op"), &lively{r.Body, ctl}); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// lively is a body whose every part has to come within writeTime.
+type lively struct {
+	io.Reader
+	ctl *http.ResponseController
+}
+
+func (l *lively) Read(b []byte) (int, error) {
+	_ = l.ctl.SetReadDeadline(time.Now().Add(writeTime)) // unsupported only by tests' recorders
+	return l.Reader.Read(b)
+}
+
 func (s *Server) capture(w http.ResponseWriter, r *http.Request) error {
 	var o hostlink.Capture
 	if err := decode(w, r, &o); err != nil {

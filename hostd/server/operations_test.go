@@ -49,6 +49,16 @@ func (f *fake) Baggage(_ context.Context, id, snapshot string) (hostlink.Baggage
 	return hostlink.Baggage{SetupErr: id + snapshot}, f.err
 }
 
+func (f *fake) Parts(id string) []string { return []string{"part of " + id} }
+
+func (f *fake) Ahead(_ context.Context, id, op string, in io.Reader) error {
+	b, err := io.ReadAll(in)
+	if err == nil && (id != "s" || op != "o&p" || len(b) != 3*sendPart+1) {
+		err = fmt.Errorf("ahead of %s for %s come %d bytes", id, op, len(b))
+	}
+	return errors.Join(err, f.err)
+}
+
 func (f *fake) OpenSnapshot(_ context.Context, id string, have []string) (io.ReadCloser, error) {
 	if f.body != nil {
 		return io.NopCloser(f.body), nil
@@ -95,6 +105,12 @@ func TestEveryOrderOfAnOperationArrives(t *testing.T) {
 	}
 	if done, err := c.Capture(ctx, "s", captureOrder()); err != nil || done.Snapshot.ID != "snap" || done.CaptureMs != 5 {
 		t.Errorf("Capture: %+v %v", done, err)
+	}
+	if parts, err := c.Parts(ctx, "s"); err != nil || strings.Join(parts, ",") != "part of s" {
+		t.Errorf("Parts: %q %v", parts, err)
+	}
+	if err := c.Ahead(ctx, "s", "o&p", strings.NewReader(strings.Repeat("a", 3*sendPart+1))); err != nil {
+		t.Errorf("Ahead: %v", err)
 	}
 	if done, err := c.Restore(ctx, "s", restoreOrder()); err != nil || !done.Memory || done.Status.Held == nil || done.Status.Held.OpID != "o" {
 		t.Errorf("Restore: %+v %v", done, err)

@@ -42,6 +42,8 @@ type Sessions interface {
 	Restore(ctx context.Context, id string, o hostlink.Restore) (hostlink.Restored, error)
 	Verdict(ctx context.Context, id string, v hostlink.Verdict) error
 	Baggage(ctx context.Context, id, snapshotID string) (hostlink.Baggage, error)
+	Parts(id string) []string
+	Ahead(ctx context.Context, id, opID string, in io.Reader) error
 	OpenSnapshot(ctx context.Context, id string, have []string) (io.ReadCloser, error)
 	DeleteSnapshot(ctx context.Context, id, sessionID string) error
 	OpenTemplate(hash string) (io.ReadCloser, error)
@@ -82,6 +84,8 @@ func New(mux *http.ServeMux, secret *trust.Secret, s Sessions, e Events, log *sl
 		"GET /v1/sessions/{id}/tunnel":        srv.tunnel,
 		"POST /v1/sessions/{id}/prepare":      srv.prepare,
 		"GET /v1/sessions/{id}/template":      srv.templateOf,
+		"GET /v1/sessions/{id}/parts":         srv.parts,
+		"PUT /v1/sessions/{id}/ahead":         srv.ahead,
 		"POST /v1/sessions/{id}/capture":      srv.capture,
 		"POST /v1/sessions/{id}/restore":      srv.restore,
 		"POST /v1/sessions/{id}/verdict":      srv.verdict,

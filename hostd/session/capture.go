@@ -17,10 +17,14 @@ import (
 
 // Snapshots is the store of captures. Whatever takes long obeys its context.
 type Snapshots interface {
-	// Write stores a memory capture and says what it is; what the same order
-	// wrote before makes way. On error nothing of it is left.
-	Write(ctx context.Context, sessionID string, o hostlink.Capture, c machine.Capture) (session.Snapshot, error)
-	// WritePortable stores an agent's export, as Write does.
+	// Draft begins to store a memory capture, while the machine runs; what the same
+	// order stored before makes way.
+	Draft(ctx context.Context, sessionID string, o hostlink.Capture) (Draft, error)
+	// Hold takes in what another host's Draft gave for it, as a part that this host
+	// has.
+	Hold(ctx context.Context, sessionID string, r io.Reader) (Held, error)
+	// WritePortable stores an agent's export and says what it is; what the same
+	// order stored before makes way. On error nothing of it is left.
 	WritePortable(ctx context.Context, sessionID string, o hostlink.Capture, state io.Reader) (session.Snapshot, error)
 	// Load opens a memory capture, on this host or in the blob store. Its parts may
 	// be read at once.
@@ -47,6 +51,29 @@ type Snapshots interface {
 	List() (all, durable []string)
 }
 
+// Draft is a memory capture that is being stored. One goroutine has it, and
+// closes it.
+type Draft interface {
+	// Layers stores layers that stand still, unless they are stored already.
+	Layers(ctx context.Context, layers []machine.Layer) error
+	// Export opens what is stored so far, and what the previous snapshot has of the
+	// memory, without what another host has, for its Hold.
+	Export(ctx context.Context, have []string) (io.ReadCloser, error)
+	// Write stores the rest of the machine, which has stopped, and says what it is.
+	// On error nothing of it is left once the draft is closed.
+	Write(ctx context.Context, c machine.Capture) (session.Snapshot, error)
+	Close() error
+}
+
+// Held is disk layers that came ahead of a snapshot.
+type Held interface {
+	// Open gives the layers, to be read until the capture is closed, which has
+	// nothing else.
+	Open(key []byte) (machine.Capture, error)
+	// Release lets go of them: they go, unless a snapshot has them by then.
+	Release() error
+}
+
 const (
 	// freezeTime is what an agent has to stop the customer's processes before a
 	// memory capture, which works without it.
@@ -70,6 +97,7 @@ type work struct {
 // outcome is how a work ended.
 type outcome struct {
 	captured hostlink.Captured
+	still    time.Time // of a capture: when it began to stop the machine; zero: it did not
 	state    agentlink.State
 	err      error
 }
@@ -101,7 +129,8 @@ func (s *live) settle() {
 		select {
 		case n := <-s.heard: // a work may wait for what the agent tells
 			s.take(n)
-		case <-s.work.out:
+		case out := <-s.work.out:
+			s.stoodStill(out)
 			s.work = nil
 			return
 		}
@@ -112,11 +141,25 @@ func (s *live) settle() {
 func (s *live) worked(out outcome) {
 	s.work.cancel(nil)
 	s.work = nil
+	s.stoodStill(out)
 	if s.phase == capturing {
 		s.captured(out)
 	} else {
 		s.gone(out)
 	}
+}
+
+// stoodStill notes since when a capture's machine stands still: until then it ran
+// on while its disk was shipped, and its time passed.
+func (s *live) stoodStill(out outcome) {
+	if s.phase != capturing {
+		return
+	}
+	op := *s.rec.Op
+	if op.Since = out.still.UTC(); out.still.IsZero() {
+		op.Since = time.Now().UTC()
+	}
+	s.rec.Op = &op
 }
 
 // answer answers those who wait for a work.
@@ -218,25 +261,31 @@ func (s *live) captureNow(ctx context.Context, o hostlink.Capture) (out outcome)
 	defer cancel()
 	snap := &out.captured.Snapshot
 	if k := s.kept(); k != nil && !o.Portable {
-		*snap, out.err = s.captureMemory(ctx, k, o)
+		*snap, out.err = s.captureMemory(ctx, k, o, &out.still)
 	} else {
+		out.still = began
 		*snap, out.err = s.capturePortable(ctx, k, o)
 	}
 	snap.ID, snap.Host = o.SnapshotID, s.host.name
-	out.captured.CaptureMs = time.Since(began).Milliseconds()
+	out.captured.CaptureMs = time.Since(out.still).Milliseconds()
 	return out
 }
 
 // captureMemory captures a machine with its memory. What can be done while it
 // runs comes first. An agent that does not answer is no obstacle: a guest's root
 // may have ended it, and the processors stop without it.
-func (s *live) captureMemory(ctx context.Context, k machine.Kept, o hostlink.Capture) (session.Snapshot, error) {
+func (s *live) captureMemory(ctx context.Context, k machine.Kept, o hostlink.Capture, still *time.Time) (session.Snapshot, error) {
 	step := newSteps("capture")
 	defer step.log(s.log)
-	if err := k.AddLayer(ctx); err != nil {
-		return session.Snapshot{}, fmt.Errorf("add a disk layer: %w", err)
+	d, err := s.host.snapshots.Draft(ctx, s.id, o)
+	if err != nil {
+		return session.Snapshot{}, err
 	}
-	step.done("layer")
+	defer s.closeDraft(d)
+	if err := s.shipStill(ctx, k, d, o, step); err != nil {
+		return session.Snapshot{}, err
+	}
+	*still = time.Now()
 	fctx, cancel := context.WithTimeout(ctx, freezeTime)
 	if err := s.guest.Agent.Freeze(fctx, agentlink.Freeze{}); err != nil {
 		s.log.Warn("the agent did not freeze its processes; the machine is captured without", "error", err)
@@ -253,7 +302,7 @@ func (s *live) captureMemory(ctx context.Context, k machine.Kept, o hostlink.Cap
 		return session.Snapshot{}, fmt.Errorf("capture: %w", err)
 	}
 	step.done("devices")
-	snap, err := s.host.snapshots.Write(ctx, s.id, o, c)
+	snap, err := d.Write(ctx, c)
 	err = errors.Join(err, c.Close())
 	step.done("write")
 	return snap, err

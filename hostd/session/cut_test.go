@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/berth-dev/berth/hostd/machine"
 	"github.com/berth-dev/berth/shared/apierr"
@@ -86,13 +88,93 @@ type memSnapshots struct {
 	all  map[string]memSnapshot // guarded by mu
 	blob map[string]memSnapshot // in the blob store, guarded by mu
 	bad  map[string]bool        // that cannot be loaded, or exported; guarded by mu
+	open map[any]bool           // drafts and what came ahead, of this hostd; guarded by mu
+	slow time.Duration          // what storing layers takes
 }
 
 var errDamaged = apierr.New(apierr.Internal, "it is damaged")
 
 type memSnapshot struct{ sessionID, state string }
 
-func newMemSnapshots() *memSnapshots { return &memSnapshots{all: map[string]memSnapshot{}} }
+func newMemSnapshots() *memSnapshots {
+	return &memSnapshots{all: map[string]memSnapshot{}, open: map[any]bool{}}
+}
+
+// memDraft is a draft; its Export is how many layers it has.
+type memDraft struct {
+	m         *memSnapshots
+	sessionID string
+	order     hostlink.Capture
+	layers    int
+}
+
+func (m *memSnapshots) Draft(_ context.Context, sessionID string, o hostlink.Capture) (Draft, error) {
+	d := &memDraft{m: m, sessionID: sessionID, order: o}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open[d] = true
+	return d, nil
+}
+
+func (d *memDraft) Layers(ctx context.Context, layers []machine.Layer) error {
+	select {
+	case <-time.After(d.m.slow):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return d.m.cut.do("store layers", func() error { d.layers = len(layers); return nil })
+}
+
+func (d *memDraft) Export(_ context.Context, have []string) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader(strings.Repeat("l", d.layers-len(have)))), nil
+}
+
+func (d *memDraft) Write(ctx context.Context, c machine.Capture) (session.Snapshot, error) {
+	return session.Snapshot{Memory: true, Driver: "fake", CPUClass: "c", Template: "t"}, d.m.put(ctx, "write snapshot", d.sessionID, d.order.SnapshotID, c.(*fakeCapture).state)
+}
+
+func (d *memDraft) Close() error { return d.m.close(d) }
+
+// memHeld is layers that came ahead.
+type memHeld struct {
+	m      *memSnapshots
+	layers int
+}
+
+func (h *memHeld) Release() error { return h.m.close(h) }
+
+func (h *memHeld) Open([]byte) (machine.Capture, error) {
+	return &fakeCapture{layers: make([]machine.Layer, h.layers)}, nil
+}
+
+func (m *memSnapshots) close(what any) error {
+	return m.cut.do("let go", func() error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if !m.open[what] && !m.cut.isDead() {
+			return errors.New("it was closed before")
+		}
+		delete(m.open, what)
+		return nil
+	})
+}
+
+func (m *memSnapshots) Hold(_ context.Context, _ string, r io.Reader) (h Held, err error) {
+	b, err := io.ReadAll(r)
+	if err == nil {
+		err = m.cut.do("take layers in", func() error {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			h = &memHeld{m, len(b)}
+			m.open[h] = true
+			return nil
+		})
+	}
+	return h, err
+}
+
+// begun is how many drafts and layers that came ahead there are.
+func (m *memSnapshots) begun() int { m.mu.Lock(); defer m.mu.Unlock(); return len(m.open) }
 
 func (m *memSnapshots) put(ctx context.Context, step, sessionID, id, state string) error {
 	if err := ctx.Err(); err != nil {
@@ -117,10 +199,6 @@ func (m *memSnapshots) get(id string) (memSnapshot, error) {
 		return s, apierr.New(apierr.NotFound, "no snapshot %s", id)
 	}
 	return s, nil
-}
-
-func (m *memSnapshots) Write(ctx context.Context, sessionID string, o hostlink.Capture, c machine.Capture) (session.Snapshot, error) {
-	return session.Snapshot{Memory: true, Driver: "fake", CPUClass: "c", Template: "t"}, m.put(ctx, "write snapshot", sessionID, o.SnapshotID, c.(*fakeCapture).state)
 }
 
 func (m *memSnapshots) WritePortable(ctx context.Context, sessionID string, o hostlink.Capture, state io.Reader) (session.Snapshot, error) {
@@ -149,7 +227,18 @@ func (m *memSnapshots) Has(id string) bool {
 	_, ok := m.all[id]
 	return ok
 }
-func (m *memSnapshots) Parts(string) []string { return nil }
+
+// Parts are the layers that came ahead.
+func (m *memSnapshots) Parts(string) (all []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for what := range m.open {
+		if h, ok := what.(*memHeld); ok {
+			all = append(all, make([]string, h.layers)...)
+		}
+	}
+	return all
+}
 func (m *memSnapshots) Drop(id string) error  { return m.Delete(context.Background(), id, "") }
 func (m *memSnapshots) List() (_, _ []string) { return nil, nil }
 func (m *memSnapshots) Export(_ context.Context, id string, _ []string) (io.ReadCloser, error) {

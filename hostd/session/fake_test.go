@@ -49,7 +49,8 @@ type fakeGuest struct {
 	frozen bool   // the agent has frozen the customer's processes
 	fresh  bool   // a portable state went in
 	layers int
-	old    bool // of a monitor that is no more: nothing could restore its memory
+	stay   []int // of each call of AddLayer
+	old    bool  // of a monitor that is no more: nothing could restore its memory
 }
 
 func newFakeGuest(id string, kind session.Kind) *fakeGuest {
@@ -294,8 +295,12 @@ func (k keptGuest) change(step string, change func()) error {
 		return nil
 	})
 }
-func (k keptGuest) AddLayer(context.Context) error {
-	return k.change("add layer", func() { k.layers++ })
+func (k keptGuest) AddLayer(_ context.Context, stay int) (still []machine.Layer, err error) {
+	err = k.change("add layer", func() {
+		k.layers, k.stay = k.layers+1, append(k.stay, stay)
+		still = make([]machine.Layer, k.layers)
+	})
+	return still, err
 }
 func (k keptGuest) Freeze(context.Context) error {
 	return k.change("freeze", func() { k.still = true })
@@ -320,8 +325,11 @@ func (k keptGuest) Capture(context.Context) (machine.Capture, error) {
 // fakeCapture is a capture of which only the state counts.
 type fakeCapture struct {
 	machine.Capture
-	state string
+	state  string
+	layers []machine.Layer
 }
+
+func (c *fakeCapture) Layers() []machine.Layer { return c.layers }
 
 func (*fakeCapture) Close() error { return nil }
 

@@ -13,11 +13,14 @@ import (
 	"github.com/berth-dev/berth/shared/session"
 )
 
-// Peer is another host, which holds what a restore here needs.
+// Peer is another host, which holds what a restore here needs, or restores what
+// is captured here.
 type Peer interface {
 	Baggage(ctx context.Context, id, snapshotID string) (hostlink.Baggage, error)
 	Events(ctx context.Context, id string, after uint64, types []event.Type, limit int) (hostlink.EventPage, error)
 	Snapshot(ctx context.Context, id string, have ...string) (io.ReadCloser, error)
+	Parts(ctx context.Context, id string) ([]string, error)
+	Ahead(ctx context.Context, id, opID string, in io.Reader) error
 	Template(ctx context.Context, hash string) (io.ReadCloser, error)
 	TemplateOf(ctx context.Context, id string) (hostlink.TemplateOf, error)
 	Close()

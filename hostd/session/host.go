@@ -97,6 +97,7 @@ type Host struct {
 	sessions  map[string]*live
 	targets   map[string]*live              // those that wait here for the verdict that they are
 	restoring map[string]restoring          // by session, while it becomes a target
+	expected  map[string]*expected          // by operation, until its restore is done
 	taking    map[string]chan struct{}      // acquires, restores and ends under way, closed at their end
 	unwritten map[string]hostlink.Tombstone // those that the book has not taken yet
 	watchers  map[chan hostlink.Notice]bool
@@ -108,7 +109,7 @@ func NewHost(c Config) *Host {
 	ctx, stop := context.WithCancel(context.Background())
 	h := &Host{ctx: ctx, stop: stop, name: c.Name, pool: c.Pool, book: c.Book, events: c.Events, snapshots: c.Snapshots,
 		egress: c.Egress, peers: c.Peers, keeper: c.Keeper, rebuild: c.Rebuild, wake: c.Wake, building: c.Building, room: c.Room, log: c.Log,
-		sessions: map[string]*live{}, targets: map[string]*live{}, restoring: map[string]restoring{}, taking: map[string]chan struct{}{},
+		sessions: map[string]*live{}, targets: map[string]*live{}, restoring: map[string]restoring{}, expected: map[string]*expected{}, taking: map[string]chan struct{}{},
 		unwritten: map[string]hostlink.Tombstone{}, watchers: map[chan hostlink.Notice]bool{}}
 	daemon.Gauge("berth_sessions_running", func() float64 {
 		h.mu.Lock()
@@ -432,6 +433,7 @@ func (h *Host) Close() {
 	h.stop()
 	h.claims.Wait()
 	h.owners.Wait()
+	h.letAllGo()
 	h.ending.Wait()
 }
 

@@ -26,6 +26,9 @@ func (h *Host) Prepare(ctx context.Context, id string, o hostlink.Prepare) error
 		h.pool.Release(o.OpID)
 		return h.notRestored(ctx, id, fmt.Errorf("prepare: %w", err))
 	}
+	if o.Memory && o.From != "" && h.keeper != nil {
+		h.expect(o, id)
+	}
 	return nil
 }
 

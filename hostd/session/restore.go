@@ -50,6 +50,7 @@ func (h *Host) Restore(ctx context.Context, id string, o hostlink.Restore) (host
 		h.mu.Unlock()
 	}()
 	done, err := h.restore(ctx, id, o)
+	h.letGo(o.OpID)
 	if err != nil {
 		return done, h.notRestored(ctx, id, err)
 	}
@@ -256,6 +257,7 @@ func (h *Host) later(what, id string, remove func(context.Context, string) error
 // nothing of it is left.
 func (h *Host) callOff(ctx context.Context, id string, v hostlink.Verdict) (was bool, err error) {
 	h.pool.Release(v.OpID) // a place kept for a restore that never came
+	h.letGo(v.OpID)
 	h.mu.Lock()
 	r, ok := h.restoring[id]
 	h.mu.Unlock()

@@ -56,7 +56,22 @@ func worlds(t *testing.T, keeps bool, names ...string) []*world {
 // fakeKeeper is a driver of which only the templates count.
 type fakeKeeper struct {
 	machine.Keeper
-	made string // of the one recipe
+	made  string // of the one recipe
+	snaps *memSnapshots
+}
+
+// unpacked is layers for a machine that is to come.
+type unpacked struct{ layers int }
+
+func (k fakeKeeper) AddLayers(_ context.Context, layers []machine.Layer) (func() error, error) {
+	u := &unpacked{len(layers)}
+	err := k.snaps.cut.do("unpack layers", func() error {
+		k.snaps.mu.Lock()
+		defer k.snaps.mu.Unlock()
+		k.snaps.open[u] = true
+		return nil
+	})
+	return func() error { return k.snaps.close(u) }, err
 }
 
 func (fakeKeeper) Name() string                                               { return "fake" }
@@ -82,7 +97,7 @@ func (w *world) start() {
 		Peers:  func(addr string) Peer { return peer{w.others[addr]} },
 		Egress: w.ways.way}
 	if w.keeps {
-		cfg.Keeper = fakeKeeper{made: w.made}
+		cfg.Keeper = fakeKeeper{made: w.made, snaps: w.snaps}
 	}
 	w.host = NewHost(cfg)
 	if err := w.host.Adopt(w.t.Context(), w.revive, func(machine.Spec) bool { return true }); err != nil {
@@ -95,6 +110,9 @@ func (w *world) restart() {
 	w.t.Helper()
 	w.host.Close()
 	w.cut.revive()
+	w.snaps.mu.Lock()
+	clear(w.snaps.open) // leftovers that the next hostd sweeps
+	w.snaps.mu.Unlock()
 	w.start()
 }
 
@@ -217,6 +235,17 @@ func (p peer) Snapshot(ctx context.Context, id string, have ...string) (io.ReadC
 		return nil, err
 	}
 	return p.w.host.OpenSnapshot(ctx, id, have)
+}
+
+func (p peer) Parts(_ context.Context, id string) ([]string, error) {
+	return p.w.host.Parts(id), p.down()
+}
+
+func (p peer) Ahead(ctx context.Context, id, opID string, in io.Reader) error {
+	if err := p.down(); err != nil {
+		return err
+	}
+	return p.w.host.Ahead(ctx, id, opID, in)
 }
 
 func (p peer) TemplateOf(_ context.Context, id string) (hostlink.TemplateOf, error) {

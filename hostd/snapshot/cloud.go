@@ -59,7 +59,7 @@ func (s *Store) fetch(ctx context.Context, ref Ref) error {
 	if err != nil {
 		return err
 	}
-	return s.takeIn(ref, p, true, func(k pack, here bool) (io.ReadCloser, error) {
+	return s.takeIn(ref, p, true, source{func(k pack, here bool) (io.ReadCloser, error) {
 		if here {
 			return nil, nil
 		}
@@ -68,7 +68,7 @@ func (s *Store) fetch(ctx context.Context, ref Ref) error {
 			err = refuse(Missing, "pack %s is not in the blob store", k.Name)
 		}
 		return r, err
-	}, func() error { return nil })
+	}, func() error { return nil }})
 }
 
 func (s *Store) fetchManifest(ctx context.Context, key string) (parsed, error) {

@@ -153,6 +153,35 @@ func (m *model) write(*rapid.T) {
 	m.settle(id, c, err, true)
 }
 
+// draft writes layers ahead, and something else happens before it is a snapshot,
+// if it becomes one.
+func (m *model) draft(*rapid.T) {
+	previous := m.draw("previous")
+	c, id := m.machine(previous), m.id()
+	d, err := m.s.Draft(context.Background(), order(id, previous))
+	must(m.t, err)
+	there := rapid.Bool().Draw(m.t, "is written")
+	err = d.Layers(context.Background(), c.Layers()[:rapid.IntRange(0, len(c.layers)).Draw(m.t, "ahead")])
+	if gone := m.draw("deleted meanwhile"); err == nil && gone != "" {
+		was := m.live[gone]
+		if err = m.s.Delete(context.Background(), ref(gone)); errors.Is(err, errCrash) {
+			m.aloft[gone] = was
+		}
+		delete(m.live, gone)
+	}
+	if err == nil && there {
+		_, err = d.Write(context.Background(), c)
+	}
+	if e := d.Close(); err == nil {
+		err = e
+	}
+	if errors.Is(err, errCrash) && !there {
+		m.crash(m.t)
+		return
+	}
+	m.settle(id, c, err, there)
+}
+
 func (m *model) id() string {
 	m.number++
 	return fmt.Sprintf("s%d", m.number)
@@ -180,11 +209,23 @@ func (m *model) take(*rapid.T) {
 		previous = ""
 	}
 	c, id := m.machine(previous), m.id()
-	_, err := m.away.Write(context.Background(), order(id, previous), c)
+	d, err := m.away.Draft(context.Background(), order(id, previous))
 	must(m.t, err)
-	e, err := m.away.Export(context.Background(), ref(id), m.s.Packs("session")...)
+	must(m.t, d.Layers(context.Background(), c.Layers()[:rapid.IntRange(0, len(c.layers)).Draw(m.t, "ahead")]))
+	ahead, err := d.Export(context.Background(), m.s.Packs("session")...)
 	must(m.t, err)
-	err = m.s.Import(context.Background(), ref(id), e)
+	held, err := m.s.Hold(context.Background(), "session", ahead)
+	must(m.t, ahead.Close())
+	_, errWrite := d.Write(context.Background(), c)
+	must(m.t, errors.Join(errWrite, d.Close()))
+	e, errExport := m.away.Export(context.Background(), ref(id), m.s.Packs("session")...)
+	must(m.t, errExport)
+	if err == nil {
+		err = m.s.Import(context.Background(), ref(id), e)
+		if e := held.Release(); err == nil {
+			err = e
+		}
+	}
 	must(m.t, e.Close())
 	m.settle(id, c, err, true)
 }
@@ -264,7 +305,7 @@ func TestModel(t *testing.T) {
 		m := &model{t: t, dir: filepath.Join(dir, "here"), away: away, live: map[string]*fakeMachine{}, aloft: map[string]*fakeMachine{}}
 		m.open()
 		t.Repeat(map[string]func(*rapid.T){
-			"write": m.write, "write more": m.write, "take": m.take, "delete": m.delete, "soon": m.soon, "power failure": m.crash,
+			"write": m.write, "write more": m.write, "draft": m.draft, "take": m.take, "delete": m.delete, "soon": m.soon, "power failure": m.crash,
 			"sweep": m.sweep, "": m.check,
 		})
 		m.checkAll(t)

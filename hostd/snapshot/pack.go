@@ -106,6 +106,8 @@ type packWriter struct {
 	sum  hash.Hash
 	size int64
 	next uint64 // number of the next chunk
+
+	synced bool // for good: nothing more is written
 }
 
 // newPack begins a pack at path(name).

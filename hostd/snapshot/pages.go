@@ -334,7 +334,7 @@ func (w *writing) settle(own *packWriter, slots []slot, used []uint64) error {
 		if used[i] == 0 {
 			slots[i] = slot{}
 		} else if w.prev != nil && w.prev.packs[slots[i].Pack].Name != "" {
-			w.refer(slots[i].Pack)
+			w.refer(w.prev.packs[slots[i].Pack])
 		}
 	}
 	w.contents.Slots = slots

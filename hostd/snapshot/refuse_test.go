@@ -281,6 +281,12 @@ func FuzzImport(f *testing.F) {
 	f.Cleanup(func() { os.RemoveAll(dir) })
 	into := reopen(f, dir, nil)
 	f.Fuzz(func(t *testing.T, b []byte) {
+		held, err := into.Hold(t.Context(), "session", bytes.NewReader(b))
+		if err != nil {
+			wantRefused(t, err)
+		} else if err := held.Release(); err != nil {
+			t.Fatal(err)
+		}
 		if err := into.Import(t.Context(), ref("a"), bytes.NewReader(b)); err != nil {
 			wantRefused(t, err)
 			if left := filesIn(t, into.dir); len(left) > 0 {

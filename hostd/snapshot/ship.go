@@ -14,7 +14,7 @@ import (
 // Exported is a sealed snapshot as one stream for another host: "BERTHSX", 1,
 // the manifest with its length before it (u32), and for each pack of the
 // manifest a byte, 1 with the pack's bytes after it or 0 for one that the
-// receiver has.
+// receiver has. A Draft's is the same, of a manifest that knows layers only.
 type Exported struct {
 	io.Reader
 	Size   int64 // bytes of the stream
@@ -117,14 +117,19 @@ func (s *Store) importFrom(ctx context.Context, ref Ref, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	return s.takeIn(ref, p, false, func(k pack, here bool) (io.ReadCloser, error) { return nextPack(r, k, here) }, func() error {
+	return s.takeIn(ref, p, false, fromStream(r))
+}
+
+// fromStream gives the packs of an export, which must end with the last.
+func fromStream(r io.Reader) source {
+	return source{func(k pack, here bool) (io.ReadCloser, error) { return nextPack(r, k, here) }, func() error {
 		if n, err := io.ReadFull(r, make([]byte, 1)); n > 0 {
 			return refuse(Damaged, "the stream goes on after its end")
 		} else if err != io.EOF {
 			return err
 		}
 		return nil
-	})
+	}}
 }
 
 // readExport reads the stream up to the first pack.
@@ -171,21 +176,37 @@ func nextPack(r io.Reader, k pack, here bool) (io.ReadCloser, error) {
 	return io.NopCloser(io.LimitReader(r, k.Size)), nil
 }
 
-// takeIn makes a snapshot here of its manifest and packs. next is asked for each
-// pack in turn and gives nil for one that is here; done is called after the last.
-func (s *Store) takeIn(ref Ref, p parsed, durable bool, next func(k pack, here bool) (io.ReadCloser, error), done func() error) (err error) {
+// source gives packs: next is asked for each in turn and gives nil for one that
+// is here, done is called after the last.
+type source struct {
+	next func(k pack, here bool) (io.ReadCloser, error)
+	done func() error
+}
+
+// takeIn makes a snapshot here of its manifest and packs.
+func (s *Store) takeIn(ref Ref, p parsed, durable bool, from source) (err error) {
 	if err := p.is(ref); err != nil {
 		return err
 	}
 	names := p.names()
 	s.pin(names...)
 	defer func() { err = errors.Join(err, s.unpin(names...)) }()
+	if err := s.takePacks(p, from); err != nil {
+		return err
+	}
+	_, err = s.enter(p.raw, p.header, durable)
+	return err
+}
+
+// takePacks brings a manifest's packs to the disk, those that are not here. They
+// must be pinned.
+func (s *Store) takePacks(p parsed, from source) error {
 	for _, k := range p.Packs {
 		here, err := s.holds(k)
 		if err != nil {
 			return err
 		}
-		r, err := next(k, here)
+		r, err := from.next(k, here)
 		if err != nil {
 			return err
 		}
@@ -196,11 +217,7 @@ func (s *Store) takeIn(ref Ref, p parsed, durable bool, next func(k pack, here b
 			return err
 		}
 	}
-	if err := errors.Join(done(), s.fs.syncDir(s.path(packs, ""))); err != nil {
-		return err
-	}
-	_, err = s.enter(p.raw, p.header, durable)
-	return err
+	return errors.Join(from.done(), s.fs.syncDir(s.path(packs, "")))
 }
 
 // holds says whether a pack is here; another one of that name is refused.

@@ -52,11 +52,12 @@ type Store struct {
 	fs     files
 	queue  *queue // nil without a bucket
 
-	mu      sync.Mutex               // guards what is below
-	entries map[string]*entry        // by snapshot id
-	broken  map[string]broken        // manifests that could not be read, by snapshot id
-	refs    map[string]int           // by pack: manifests and writers that need it
-	packs   map[string]pack          // those that a manifest names
+	mu      sync.Mutex        // guards what is below
+	entries map[string]*entry // by snapshot id
+	broken  map[string]broken // manifests that could not be read, by snapshot id
+	refs    map[string]int    // by pack: manifests and writers that need it
+	packs   map[string]pack   // those that a manifest names, or that came ahead of theirs
+	held    map[*Held]bool
 	busy    map[string]chan struct{} // sessions that somebody works on, closed when done
 }
 
@@ -86,7 +87,7 @@ func open(dir string, bucket Bucket, log *slog.Logger, hook func(op, path string
 	s := &Store{
 		dir: dir, bucket: bucket, log: log, fs: files{hook},
 		entries: map[string]*entry{}, broken: map[string]broken{}, refs: map[string]int{},
-		packs: map[string]pack{}, busy: map[string]chan struct{}{},
+		packs: map[string]pack{}, held: map[*Held]bool{}, busy: map[string]chan struct{}{},
 	}
 	for _, sub := range []string{manifests, packs, wanted, stored, condemned, aside} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
@@ -320,15 +321,22 @@ func (s *Store) Packs(sessionID string) []string {
 	defer s.mu.Unlock()
 	seen := map[string]bool{}
 	names := []string{}
-	for _, e := range s.entries {
-		if e.SessionID != sessionID {
-			continue
-		}
-		for _, p := range e.Packs {
+	add := func(from []pack) {
+		for _, p := range from {
 			if !seen[p.Name] {
 				seen[p.Name] = true
 				names = append(names, p.Name)
 			}
+		}
+	}
+	for _, e := range s.entries {
+		if e.SessionID == sessionID {
+			add(e.Packs)
+		}
+	}
+	for h := range s.held {
+		if h.sessionID == sessionID {
+			add(h.packs)
 		}
 	}
 	return names

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -38,29 +39,15 @@ func (s *Store) WritePortable(ctx context.Context, o Order, r io.Reader) (Info, 
 }
 
 func (s *Store) write(ctx context.Context, o Order, fill func(*writing) error) (info Info, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write snapshot %s: %w", o.ID, err)
-		}
-	}()
-	if err := o.check(); err != nil {
-		return Info{}, err
-	}
-	end, err := s.begin(ctx, o.SessionID)
+	d, err := s.Draft(ctx, o)
 	if err != nil {
 		return Info{}, err
 	}
-	defer end()
-	if err := s.fresh(o.ID); err != nil {
+	err = d.write(ctx, fill, &info)
+	if err = errors.Join(err, d.Close()); err != nil {
 		return Info{}, err
 	}
-	w := &writing{s: s, ctx: ctx, order: o, header: header{ID: o.ID, SessionID: o.SessionID, Created: time.Now().UTC()}}
-	defer func() { err = errors.Join(err, w.close()) }()
-	w.findPrevious()
-	if err := fill(w); err != nil {
-		return Info{}, err
-	}
-	return w.commit()
+	return info, nil
 }
 
 // writing is a snapshot on its way to the disk.
@@ -71,10 +58,11 @@ type writing struct {
 	header   header
 	contents contents
 	prev     *previous
+	early    []placed      // layers that were stored before the machine stopped
 	own      []*packWriter // all that were begun here
 	kept     []pack        // what of own the snapshot needs
-	old      []string      // packs of others that it refers to
-	pinned   []string      // names of own, until close
+	old      []pack        // those of others that it refers to
+	pinned   []string      // names of own and of prev's, until close
 	took     struct{ pages, sync time.Duration }
 }
 
@@ -96,7 +84,8 @@ func (w *writing) findPrevious() {
 			"previous", w.order.Previous, "error", err)
 		return
 	}
-	w.prev = prev // nobody removes it while this session is ours
+	w.prev, w.pinned = prev, prev.names() // it may be removed before the machine has stopped
+	w.s.pin(w.pinned...)
 }
 
 // newPack begins a pack of this snapshot.
@@ -120,7 +109,7 @@ func (w *writing) keep(p *packWriter) error {
 }
 
 // refer notes packs of earlier snapshots that this one needs.
-func (w *writing) refer(name string) { w.old = append(w.old, name) }
+func (w *writing) refer(p pack) { w.old = append(w.old, p) }
 
 // memory stores the parts of a machine's capture.
 func (w *writing) memory(c machine.Capture) error {
@@ -149,62 +138,34 @@ func (w *writing) memory(c machine.Capture) error {
 	return nil
 }
 
-// layer stores a disk layer, or refers to the one of that name.
-func (w *writing) layer(l machine.Layer) error {
-	if w.prev != nil {
-		for _, old := range w.prev.Layers {
-			if old.Name == l.Name && old.Size == l.Size {
-				w.refer(old.Pack)
-				w.contents.Layers = append(w.contents.Layers, old)
-				return nil
-			}
-		}
-	}
-	r, err := l.Open()
-	if err != nil {
-		return err
-	}
-	sized := &counted{Reader: r}
-	name, err := w.stream(sized, r.Close)
-	if err != nil {
-		return err
-	}
-	if sized.n != l.Size {
-		return fmt.Errorf("has %d bytes, not %d: is it still being written?", sized.n, l.Size)
-	}
-	w.contents.Layers = append(w.contents.Layers, layer{l.Name, l.Size, name})
-	return nil
-}
-
-type counted struct {
-	io.Reader
-	n int64
-}
-
-func (c *counted) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.n += int64(n)
-	return n, err
-}
-
-// stream stores what r gives as a pack; done, if any, is called in any case.
+// stream stores what r gives as a pack of the snapshot; done, if any, is called
+// in any case.
 func (w *writing) stream(r io.Reader, done func() error) (name string, err error) {
+	p, err := w.streamPack(r, done)
+	if err == nil {
+		w.kept = append(w.kept, p)
+	}
+	return p.Name, err
+}
+
+// streamPack is stream for a pack that the snapshot may come to need.
+func (w *writing) streamPack(r io.Reader, done func() error) (_ pack, err error) {
 	if done != nil {
 		defer func() { err = errors.Join(err, done()) }()
 	}
 	p, err := w.newPack(kindStream)
 	if err != nil {
-		return "", err
+		return pack{}, err
 	}
 	c := newChunker(p)
 	defer c.close()
 	if _, err := io.CopyBuffer(c, heeding{w.ctx, r}, make([]byte, 256<<10)); err != nil {
-		return "", err
+		return pack{}, err
 	}
 	if err := c.flush(); err != nil {
-		return "", err
+		return pack{}, err
 	}
-	return p.name, w.keep(p)
+	return p.finish()
 }
 
 // heeding ends a stream when its context does.
@@ -224,7 +185,7 @@ func (h heeding) Read(p []byte) (int, error) {
 // snapshot is one.
 func (w *writing) commit() (Info, error) {
 	began := time.Now()
-	if err := w.sync(); err != nil {
+	if err := w.sync(w.needed()); err != nil {
 		return Info{}, err
 	}
 	w.took.sync = time.Since(began)
@@ -242,18 +203,29 @@ func (w *writing) commit() (Info, error) {
 	return info, err
 }
 
-// sync brings this snapshot's packs to the disk, side by side.
-func (w *writing) sync() error {
+// needed gives the packs begun here that the snapshot needs.
+func (w *writing) needed() (some []*packWriter) {
+	for _, p := range w.own {
+		if slices.ContainsFunc(w.kept, func(k pack) bool { return k.Name == p.name }) {
+			some = append(some, p)
+		}
+	}
+	return some
+}
+
+// sync brings packs to the disk, side by side, those that are not there yet.
+func (w *writing) sync(some []*packWriter) error {
 	var g errgroup.Group
-	for _, k := range w.kept {
-		for _, p := range w.own {
-			if p.name == k.Name {
-				g.Go(p.f.sync)
-			}
+	for _, p := range some {
+		if !p.synced {
+			g.Go(p.f.sync)
 		}
 	}
 	if err := g.Wait(); err != nil {
 		return err
+	}
+	for _, p := range some {
+		p.synced = true
 	}
 	return w.s.fs.syncDir(w.s.path(packs, ""))
 }
@@ -261,22 +233,13 @@ func (w *writing) sync() error {
 // referred gives the packs of others, each once.
 func (w *writing) referred() (all []pack) {
 	seen := map[string]bool{}
-	for _, name := range w.old {
-		if !seen[name] {
-			seen[name] = true
-			all = append(all, w.prev.packs[name])
+	for _, p := range w.old {
+		if !seen[p.Name] {
+			seen[p.Name] = true
+			all = append(all, p)
 		}
 	}
 	return all
-}
-
-// close lets go of everything; packs that no manifest took in go.
-func (w *writing) close() error {
-	var errs []error
-	for _, p := range w.own {
-		errs = append(errs, p.f.f.Close())
-	}
-	return errors.Join(append(errs, w.s.unpin(w.pinned...))...)
 }
 
 // enter writes a manifest whose packs are all on the disk, and pinned.

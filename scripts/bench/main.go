@@ -43,7 +43,7 @@ var rows = []row{
 }
 
 // extra rows run only when -only names them.
-var extra = []row{{"hops", containers(figuresPool), (*bench).hops}}
+var extra = []row{{"hops", containers(figuresPool), (*bench).hops}, {"written", microVMs(emptyPool), (*bench).written}}
 
 // figuresPool keeps what one round of the rows about one session takes.
 const (

@@ -172,6 +172,11 @@ func (c *Client) send(ctx context.Context, method, path string, in any) (*http.R
 		}
 		body = bytes.NewReader(b)
 	}
+	return c.sendBody(ctx, method, path, body)
+}
+
+// sendBody is send with a body as it is.
+func (c *Client) sendBody(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.addr+path, body)
 	if err != nil {
 		return nil, err

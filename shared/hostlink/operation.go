@@ -20,13 +20,14 @@ type Capture struct {
 	Previous   string         `json:"previous,omitempty"` // snapshot that this machine was restored from: unchanged content is taken from it
 	Portable   bool           `json:"portable"`           // without memory, even where the driver keeps it
 	Durable    bool           `json:"durable"`            // answer only when it is in the blob store
+	To         string         `json:"to,omitempty"`       // host link address of a move's target, which is given what stands still before the machine stops; empty: nobody is
 	Deadline   time.Time      `json:"deadline"`           // of the operation; without a verdict by then the machine still waits for one
 }
 
 // Captured answers Capture.
 type Captured struct {
 	Snapshot  session.Snapshot `json:"snapshot"`
-	CaptureMs int64            `json:"captureMs"`
+	CaptureMs int64            `json:"captureMs"` // from where the machine began to stop
 }
 
 // Prepare asks the target of a move, while the session still runs at the source,
@@ -38,6 +39,7 @@ type Prepare struct {
 	Kind     session.Kind `json:"kind"`
 	Memory   bool         `json:"memory"`         // the capture will have memory
 	From     string       `json:"from,omitempty"` // host link address of the source; empty: this host
+	Key      []byte       `json:"key,omitempty"`  // as in Restore, for what comes ahead of it
 	Deadline time.Time    `json:"deadline"`
 }
 

@@ -64,6 +64,24 @@ func (c *Client) Snapshot(ctx context.Context, id string, have ...string) (io.Re
 	return c.open(ctx, "/v1/snapshots/"+url.PathEscape(id)+"?"+q.Encode())
 }
 
+// Parts names what a host has of a session's snapshots: a stream to it may leave
+// that out. Only other hosts ask.
+func (c *Client) Parts(ctx context.Context, id string) (parts []string, err error) {
+	return parts, c.do(ctx, http.MethodGet, sessionPath(id, "/parts"), nil, &parts)
+}
+
+// Ahead gives the target of a move, which has been asked to Prepare, what of the
+// capture there is before the machine stops (hostd/snapshot). NotFound: the host
+// does not expect it, or not any more.
+func (c *Client) Ahead(ctx context.Context, id, opID string, in io.Reader) error {
+	path := sessionPath(id, "/ahead?") + url.Values{"op": {opID}}.Encode()
+	resp, err := c.sendBody(ctx, http.MethodPut, path, io.NopCloser(in)) // the caller's to close
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
 // Template opens a host's template as one stream, as Snapshot does.
 func (c *Client) Template(ctx context.Context, hash string) (io.ReadCloser, error) {
 	return c.open(ctx, "/v1/templates/"+url.PathEscape(hash))

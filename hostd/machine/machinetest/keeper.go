@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -37,13 +38,14 @@ type shipped struct {
 	pages                   []machine.Page
 	device                  []byte
 	layers                  []machine.Layer
-	sums                    []string // of the layers
+	sums                    []string     // of the layers
+	drop                    func() error // of what the driver has of them
 }
 
 // ship copies a capture and checks its form.
 func (r *Rig) ship(c machine.Capture) *shipped {
 	r.Helper()
-	s := &shipped{driver: c.Driver(), class: c.CPUClass(), template: c.Template()}
+	s := &shipped{drop: func() error { return nil }, driver: c.Driver(), class: c.CPUClass(), template: c.Template()}
 	next := uint64(0)
 	for p, err := range c.Pages() {
 		r.must("pages", err)
@@ -112,10 +114,19 @@ func (s *shipped) bytes() int64 {
 	return n
 }
 
-// take freezes a machine and ships its capture, as an operation does.
+// take ships what stands still of a machine, freezes it and ships its capture, as
+// an operation does.
 func (r *Rig) take(m machine.Kept) *shipped {
 	r.Helper()
-	r.must("add layer", m.AddLayer(r.Context()))
+	still, err := m.AddLayer(r.Context(), 0)
+	r.must("add layer", err)
+	ahead := r.sums(still)
+	more, err := m.AddLayer(r.Context(), len(still))
+	r.must("add another layer", err)
+	if len(more) < len(still) || !maps.Equal(r.sums(more[:len(still)]), ahead) {
+		r.Errorf("after another layer %d stand still that were %d, or others", len(more), len(still))
+	}
+	maps.Copy(ahead, r.sums(more))
 	begin := time.Now()
 	r.must("freeze", m.Freeze(r.Context()))
 	if !m.Frozen() {
@@ -125,8 +136,32 @@ func (r *Rig) take(m machine.Kept) *shipped {
 	r.must("capture", err)
 	s := r.ship(c)
 	r.must("close capture", c.Close())
+	if len(s.layers) != len(more)+1 {
+		r.Errorf("%d layers were captured, %d stood still", len(s.layers), len(more))
+	}
+	for i, l := range s.layers[:min(len(more), len(s.layers))] {
+		if ahead[l.Name] != s.sums[i] {
+			r.Errorf("layer %s was not what it had been before the stop", l.Name)
+		}
+	}
 	r.Logf("captured %d pages, %.1f MB with disk in %v", len(s.pages), float64(s.bytes())/1e6, time.Since(begin).Round(time.Millisecond))
 	return s
+}
+
+// sums reads layers and gives the sums of their contents, by name.
+func (r *Rig) sums(layers []machine.Layer) map[string]string {
+	r.Helper()
+	all := map[string]string{}
+	for _, l := range layers {
+		body, err := l.Open()
+		r.must("layer", err)
+		data := r.drain(body)
+		if int64(len(data)) != l.Size {
+			r.Errorf("layer %s of %d bytes has %d", l.Name, l.Size, len(data))
+		}
+		all[l.Name] = fmt.Sprintf("%x", sha256.Sum256(data))
+	}
+	return all
 }
 
 // restore makes a machine of a capture in a fresh slot.
@@ -189,9 +224,15 @@ func captureRestore(r *Rig) {
 		r.Errorf("dialled a frozen machine: %v after %v", conn, time.Since(begin))
 	}
 	r.Stop(m)
-	for range 2 { // a capture can be restored as often as one likes
-		m2, err := r.restore(r.Driver, s)
+	r.badLayers(s)
+	for i := range 2 { // a capture can be restored as often as one likes
+		from := s
+		if i == 1 {
+			from = r.ahead(s)
+		}
+		m2, err := r.restore(r.Driver, from)
 		r.must("restore", err)
+		r.must("drop layers", from.drop())
 		if !m2.Frozen() {
 			r.Error("not frozen after a restore")
 		}
@@ -207,6 +248,40 @@ func captureRestore(r *Rig) {
 		r.Stop(m2)
 	}
 	r.WantNothing()
+}
+
+// ahead gives the driver a capture's layers, twice, and the capture without their
+// contents.
+func (r *Rig) ahead(s *shipped) *shipped {
+	r.Helper()
+	k := r.Driver.(machine.Keeper)
+	first, err := k.AddLayers(r.Context(), s.layers[:1])
+	r.must("add a layer", err)
+	rest, err := k.AddLayers(r.Context(), s.layers)
+	r.must("add layers", errors.Join(err, first()))
+	without := *s
+	without.layers, without.drop = slices.Clone(s.layers), rest
+	for i := range without.layers {
+		without.layers[i].Open = func() (io.ReadCloser, error) { return nil, errors.New("it came ahead") }
+	}
+	return &without
+}
+
+// badLayers: layers that are not what they say are not taken.
+func (r *Rig) badLayers(s *shipped) {
+	r.Helper()
+	for what, change := range map[string]func(l *machine.Layer){
+		"name":  func(l *machine.Layer) { l.Name = "../" + l.Name },
+		"short": func(l *machine.Layer) { l.Size++ },
+		"long":  func(l *machine.Layer) { l.Size-- },
+		"lost":  func(l *machine.Layer) { l.Open = func() (io.ReadCloser, error) { return nil, errors.New("lost") } },
+	} {
+		bad := slices.Clone(s.layers)
+		change(&bad[len(bad)-1])
+		if _, err := r.Driver.(machine.Keeper).AddLayers(r.Context(), bad); err == nil {
+			r.Errorf("a layer with a bad %s was taken", what)
+		}
+	}
 }
 
 // captureAborted: a machine whose capture nobody wanted goes on, and what was

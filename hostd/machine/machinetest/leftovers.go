@@ -55,6 +55,9 @@ func (r *Rig) files() []string {
 			left = append(left, "folder "+filepath.Join(r.Home, id))
 		}
 	}
+	if came, _ := os.ReadDir(filepath.Join(r.Home, ".ahead")); len(came) > 0 { // layers
+		left = append(left, fmt.Sprintf("%d layers that came ahead", len(came)))
+	}
 	return left
 }
 

@@ -17,7 +17,8 @@ func TestImpatientCallers(t *testing.T) {
 	r.Sh(m, "echo kept > /workspace/note; sync")
 	for i := range 12 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*600*time.Microsecond)
-		errLayer, errFreeze := m.AddLayer(ctx), m.Freeze(ctx)
+		_, errLayer := m.AddLayer(ctx, 0)
+		errFreeze := m.Freeze(ctx)
 		cancel()
 		if m.Frozen() != (errFreeze == nil) {
 			t.Fatalf("after %v, %v: frozen %v", errLayer, errFreeze, m.Frozen())

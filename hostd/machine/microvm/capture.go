@@ -64,14 +64,8 @@ func (m *vm) Restorable() error {
 // describe lists what the capture consists of. The caller holds mu.
 func (m *vm) describe() (_ *capture, err error) {
 	c := &capture{vm: m}
-	for _, name := range m.state.Layers {
-		path := filepath.Join(m.dir(), layerFile(name))
-		info, err := os.Stat(path)
-		if err != nil {
-			return nil, err
-		}
-		c.layers = append(c.layers, machine.Layer{Name: name, Size: info.Size(),
-			Open: func() (io.ReadCloser, error) { return os.Open(path) }})
+	if c.layers, err = m.layers(m.state.Layers); err != nil {
+		return nil, err
 	}
 	if c.ram, err = findRAM(m.process.Pid(), m.template.meta.RAM.Size); err != nil {
 		return nil, err

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/berth-dev/berth/hostd/machine"
 )
 
 // Names of the two lowest disk nodes, which all machines of a template share.
@@ -65,18 +68,36 @@ func (d *Driver) newLayer(ctx context.Context, dir, name string, size int64) (*o
 
 func (d *Driver) qemuImg() string { return filepath.Join(filepath.Dir(d.qemu), "qemu-img") }
 
-// AddLayer puts a new disk layer on top while the machine runs. Before that
-// small layers become one, so that a session that is paused again and again
-// does not collect them.
-func (m *vm) AddLayer(ctx context.Context) error {
-	return m.change(ctx, "add a disk layer to", func(q *monitor) error {
+// AddLayer puts a new disk layer on top while the machine runs; see
+// machine.Kept. Before that small layers become one, so that a session that is
+// paused again and again does not collect them.
+func (m *vm) AddLayer(ctx context.Context, stay int) (still []machine.Layer, err error) {
+	err = m.change(ctx, "add a disk layer to", func(q *monitor) error {
 		if !m.state.Frozen {
-			if err := m.merge(ctx, q); err != nil {
+			if err := m.merge(ctx, q, stay); err != nil {
 				return err
 			}
 		}
-		return m.addLayer(ctx, q)
+		if err := m.addLayer(ctx, q); err != nil {
+			return err
+		}
+		still, err = m.layers(m.state.Layers[:len(m.state.Layers)-1])
+		return err
 	})
+	return still, err
+}
+
+// layers describes layers by their names.
+func (m *vm) layers(names []string) (all []machine.Layer, err error) {
+	for _, name := range names {
+		path := filepath.Join(m.dir(), layerFile(name))
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, machine.Layer{Name: name, Size: info.Size(), Open: func() (io.ReadCloser, error) { return os.Open(path) }})
+	}
+	return all, nil
 }
 
 // addLayer has QEMU write into a new layer from now on. The caller holds mu.

@@ -18,9 +18,9 @@ const mergeJob = "merge"
 // merge copies the upper layers into the topmost one, which nobody has captured
 // yet, as far down as a layer is not much larger than all above it. So layers
 // are ever larger downwards: few in number, less than three times what they
-// hold in sum, and each byte is copied a few times in its life. The caller
-// holds mu; the guest runs on.
-func (m *vm) merge(ctx context.Context, q *monitor) error {
+// hold in sum, and each byte is copied a few times in its life. The lowest least
+// of them stay whatever their size. The caller holds mu; the guest runs on.
+func (m *vm) merge(ctx context.Context, q *monitor, least int) error {
 	sizes := make([]int64, len(m.state.Layers))
 	for i, name := range m.state.Layers {
 		var err error
@@ -28,8 +28,8 @@ func (m *vm) merge(ctx context.Context, q *monitor) error {
 			return err
 		}
 	}
-	stay := staying(sizes)
 	last := len(sizes) - 1
+	stay := min(max(staying(sizes), least), last)
 	if stay == last {
 		return nil
 	}

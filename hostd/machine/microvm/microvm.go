@@ -71,6 +71,7 @@ type Driver struct {
 	class   string
 	groups  cgroup.Layout
 	store   store
+	ahead   *ahead
 
 	building chan struct{} // holds one token: whoever has it may make, load and add templates
 
@@ -89,6 +90,7 @@ func New(cfg Config) (*Driver, error) {
 	}
 	d := &Driver{cfg: cfg, live: map[string]*vm{}, templates: map[string]*template{}, store: store{cfg.Cache},
 		building: make(chan struct{}, 1)}
+	d.ahead = newAhead(d.cfg.Home)
 	d.building <- struct{}{}
 	if err := d.look(); err != nil {
 		return nil, fmt.Errorf("microvm: %w", err)
@@ -221,7 +223,7 @@ func (d *Driver) Sweep(ctx context.Context, keep func(id string) bool) error {
 			errs = append(errs, fmt.Errorf("sweep %s: %w", id, err))
 		}
 	}
-	errs = append(errs, d.dropHolders(ctx, used), d.store.sweep())
+	errs = append(errs, d.dropHolders(ctx, used), d.store.sweep(), d.ahead.sweep())
 	d.groups.DropParent(d.cfg.Cgroup) // where no machine is left
 	return errors.Join(errs...)
 }

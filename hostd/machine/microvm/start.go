@@ -221,6 +221,10 @@ func (l *launch) fetch(c machine.Capture) (device *os.File, err error) {
 		if layer.Size < 0 || layer.Size > fileLimit(l.template.meta.Disk) {
 			return nil, fmt.Errorf("layer %s has %d bytes, more than a disk of this size can take", layer.Name, layer.Size)
 		}
+		if l.driver.ahead.give(layer, l.dir) {
+			l.layers = append(l.layers, layer.Name)
+			continue
+		}
 		f, err := l.fetchTo(layerFile(layer.Name), layer.Size, layer.Open)
 		if err != nil {
 			return nil, fmt.Errorf("layer %s: %w", layer.Name, err)
