@@ -64,6 +64,7 @@ type host struct {
 	events  *store.DB // event logs
 	snaps   snapshots
 	tmpl    *pool.Templates // nil with a driver that keeps no memory
+	slots   *pool.Slots     // nil likewise
 	book    *book.Book
 	logs    *eventlog.Log
 	driver  machine.Driver
@@ -173,13 +174,16 @@ func (h *host) openSessions(ctx context.Context) error {
 		h.log.Warn("not every machine that an earlier hostd left could be removed", "error", err)
 	}
 	makeSlot := func(ctx context.Context) (pool.Slot, error) { return slotOf(h.net.Make(ctx)) }
+	takeSlot := makeSlot
 	keeper, _ := h.driver.(machine.Keeper)
 	if keeper != nil {
+		h.slots = pool.NewSlots(makeSlot, spareSlotCalm, h.log)
+		makeSlot, takeSlot = h.slots.Make, h.slots.Take
 		h.tmpl = pool.NewTemplates(keeper, makeSlot, h.siblings)
 	}
 	boot := pool.Bootstrap{Driver: h.driver, Persist: h.book.PutMachine, Forget: h.book.DeleteMachine,
 		Sizes: h.cfg.Sizes, Disk: h.cfg.DiskGiB << 30, Pids: h.cfg.Pids, Deadline: h.cfg.BootDeadline,
-		Template: h.cfg.recipe(h.driver.Name()), Templates: h.tmpl, MakeSlot: makeSlot,
+		Template: h.cfg.recipe(h.driver.Name()), Templates: h.tmpl, MakeSlot: makeSlot, TakeSlot: takeSlot,
 		OpenSlot: func(ctx context.Context, s machine.Slot) (pool.Slot, error) { return slotOf(h.net.Adopt(ctx, s)) }}
 	h.pool = pool.New(pool.Config{Target: target, Minimum: minimum, Parallel: h.cfg.PoolParallel, Pace: h.cfg.PoolPace, Calm: h.cfg.PoolCalm,
 		MaxAge: h.cfg.PoolMaxAge, MaxTotal: h.cfg.MaxMachines, Finish: boot.Finish}, boot.Boot, h.log)
@@ -205,6 +209,9 @@ func (h *host) openSessions(ctx context.Context) error {
 	}
 	return nil
 }
+
+// spareSlotCalm is how long after a resume the next one's slot is made.
+const spareSlotCalm = 5 * time.Second
 
 // pruneTemplates removes the templates that nothing here needs. With a blob store
 // they stay for as long as a session may be paused: this host may be asked to
@@ -281,6 +288,9 @@ func (h *host) serve(ctx context.Context, ln net.Listener) error {
 	g, ctx := errgroup.WithContext(ctx)
 	srv.BaseContext = func(net.Listener) context.Context { return ctx } // streams end when the daemon does
 	g.Go(func() error { return h.pool.Run(ctx) })
+	if h.slots != nil {
+		g.Go(func() error { return h.slots.Run(ctx) })
+	}
 	g.Go(func() error { return h.advertise(ctx) })
 	g.Go(func() error { return h.housekeep(ctx) })
 	g.Go(func() error {

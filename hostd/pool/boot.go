@@ -19,6 +19,7 @@ import (
 type Bootstrap struct {
 	Driver   machine.Driver
 	MakeSlot func(ctx context.Context) (Slot, error)
+	TakeSlot func(ctx context.Context) (Slot, error)                 // quickly, for a machine that somebody waits for; nil: MakeSlot
 	OpenSlot func(ctx context.Context, s machine.Slot) (Slot, error) // adopts one
 	Persist  func(machine.Handle) error
 	Forget   func(id string) error // undoes Persist
@@ -121,6 +122,9 @@ func (b Bootstrap) Restore(ctx context.Context, kind session.Kind, c machine.Cap
 			return err
 		}
 		return b.Persist(h)
+	}
+	if b.TakeSlot != nil {
+		b.MakeSlot = b.TakeSlot
 	}
 	return b.make(ctx, kind, persist, func(ctx context.Context, spec machine.Spec, persist func(machine.Handle) error) (machine.Machine, error) {
 		m, err := keeper.Restore(ctx, spec, c, persist)

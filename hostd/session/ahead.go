@@ -2,6 +2,7 @@ package session
 
 import (
 	"iter"
+	"sync"
 	"sync/atomic"
 
 	"github.com/berth-dev/berth/hostd/machine"
@@ -18,7 +19,7 @@ const (
 // be read at once. Close waits until nothing is read any more.
 type ahead struct {
 	machine.Capture
-	runs  chan pageRun
+	runs  chan *pageRun
 	stop  chan struct{} // closed by Close
 	done  chan struct{} // closed when the reader has ended
 	taken atomic.Bool   // the first Pages has the runs
@@ -27,11 +28,24 @@ type ahead struct {
 // pageRun is some pages one after the other, or why there are no more.
 type pageRun struct {
 	pages []machine.Page
+	data  []byte // what they hold
 	err   error
 }
 
+// pageRuns are waiting to be used again: fresh memory for all the pages of a
+// capture would cost about as much as unpacking some.
+var pageRuns = sync.Pool{New: func() any {
+	return &pageRun{data: make([]byte, 0, aheadPages*machine.PageSize), pages: make([]machine.Page, 0, aheadPages)}
+}}
+
+func newRun() *pageRun {
+	r := pageRuns.Get().(*pageRun)
+	r.data, r.pages, r.err = r.data[:0], r.pages[:0], nil
+	return r
+}
+
 func readAhead(c machine.Capture) *ahead {
-	a := &ahead{Capture: c, runs: make(chan pageRun, aheadRuns), stop: make(chan struct{}), done: make(chan struct{})}
+	a := &ahead{Capture: c, runs: make(chan *pageRun, aheadRuns), stop: make(chan struct{}), done: make(chan struct{})}
 	go func() {
 		defer close(a.done)
 		defer close(a.runs)
@@ -42,17 +56,17 @@ func readAhead(c machine.Capture) *ahead {
 
 // read gives the pages to whoever takes them, until there are no more or Close.
 func (a *ahead) read() {
-	data, run := newRun()
+	run := newRun()
 	for p, err := range a.Capture.Pages() {
 		if err != nil {
 			a.give(run)
-			a.give(pageRun{err: err})
+			a.give(&pageRun{err: err})
 			return
 		}
 		if p.Data != nil { // it is valid until the next step only
-			at := len(data)
-			data = append(data, p.Data...)
-			p.Data = data[at:]
+			at := len(run.data)
+			run.data = append(run.data, p.Data...)
+			p.Data = run.data[at:]
 		}
 		if run.pages = append(run.pages, p); len(run.pages) < aheadPages {
 			continue
@@ -60,16 +74,12 @@ func (a *ahead) read() {
 		if !a.give(run) {
 			return
 		}
-		data, run = newRun()
+		run = newRun()
 	}
 	a.give(run)
 }
 
-func newRun() ([]byte, pageRun) {
-	return make([]byte, 0, aheadPages*machine.PageSize), pageRun{pages: make([]machine.Page, 0, aheadPages)}
-}
-
-func (a *ahead) give(r pageRun) bool {
+func (a *ahead) give(r *pageRun) bool {
 	select {
 	case a.runs <- r:
 		return true
@@ -94,6 +104,7 @@ func (a *ahead) Pages() iter.Seq2[machine.Page, error] {
 					return
 				}
 			}
+			pageRuns.Put(r)
 		}
 	}
 }

@@ -265,14 +265,6 @@ func (h *Host) find(id string) *live {
 	return h.sessions[id]
 }
 
-// findOrAwait looks at one moment: where s is nil, awaited says that the session
-// is about to run here, as soon as the verdict comes.
-func (h *Host) findOrAwait(id string) (s *live, awaited bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.sessions[id], h.targets[id] != nil
-}
-
 func (h *Host) findTarget(id string) *live {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -365,14 +357,14 @@ func (h *Host) Capture(ctx context.Context, id string, o hostlink.Capture) (host
 // Tunnel opens a connection to a session's agent for the session link. It is
 // the bare connection; done closes it. A machine that stands still for an
 // operation cuts its tunnels and takes no new ones: the caller looks again
-// where the session is.
+// where the session is. Before one that is about to go on the caller waits.
 func (h *Host) Tunnel(ctx context.Context, id string, epoch uint64) (conn net.Conn, done func(), err error) {
-	s, awaited := h.findOrAwait(id)
-	if s == nil && !awaited {
-		return nil, nil, h.gone(id)
+	s, err := h.tunnelTo(id, epoch)
+	if err != nil {
+		return nil, nil, err
 	}
 	held := apierr.New(apierr.Unavailable, "the session's machine stands still for an operation; try again")
-	if s == nil || s.epoch != epoch || !s.gate.isOpen() {
+	if s == nil || !s.opens(ctx) {
 		return nil, nil, held
 	}
 	if conn, err = s.guest.Agent.Tunnel(ctx); err != nil {
@@ -384,6 +376,32 @@ func (h *Host) Tunnel(ctx context.Context, id string, epoch uint64) (conn net.Co
 		return nil, nil, held
 	}
 	return conn, func() { leave(); conn.Close() }, nil
+}
+
+// tunnelTo finds the part of a session with an epoch, a target too: the record
+// may know of the commit before this host does. nil: it is here with another one.
+func (h *Host) tunnelTo(id string, epoch uint64) (*live, error) {
+	h.mu.Lock()
+	parts := [...]*live{h.sessions[id], h.targets[id]} // at one moment: a target becomes the session
+	h.mu.Unlock()
+	if parts[0] == nil && parts[1] == nil {
+		return nil, h.gone(id)
+	}
+	for _, part := range parts {
+		if part != nil && part.epoch == epoch {
+			return part, nil
+		}
+	}
+	return nil, nil
+}
+
+// tunnelWait is how long a tunnel waits for a machine to go on.
+const tunnelWait = 3 * time.Second
+
+func (s *live) opens(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, tunnelWait)
+	defer cancel()
+	return s.gate.wait(ctx)
 }
 
 // Inventory lists what this host holds, targets too: during a move to this very

@@ -674,3 +674,93 @@ func TestTunnelsAreCutAtTheStop(t *testing.T) {
 		t.Error("a tunnel that was cut is still known")
 	}
 }
+
+// Whoever comes to a machine that is about to go on is through when it does, and
+// is sent away when it does not.
+func TestTunnelsWaitForAMachineThatGoesOn(t *testing.T) {
+	for name, turn := range map[string]func(*gate){
+		"opens":       func(g *gate) { g.set(true) },
+		"opens later": func(g *gate) { g.soon(); g.set(true) },
+		"stays shut":  func(g *gate) { g.set(false) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var g gate
+			g.soon()
+			came := make(chan bool)
+			go func() { came <- g.wait(t.Context()) }()
+			synctest.Wait()
+			select {
+			case <-came:
+				t.Fatalf("%s: nobody waits", name)
+			default:
+			}
+			turn(&g)
+			if through := <-came; through != (name != "stays shut") {
+				t.Errorf("%s: through %v", name, through)
+			}
+		})
+	}
+}
+
+// A resumed session's link waits at its host from before the verdict, and is
+// through in the moment the machine goes on, while the agent still mends it.
+func TestTunnelIsThroughWhenTheMachineGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Resume, "b", true, false, false)
+		b := all[1]
+		if err := o.restore(); err != nil {
+			t.Fatal(err)
+		}
+		came := make(chan error, 1)
+		go func() {
+			conn, done, err := b.host.Tunnel(t.Context(), "s", 2)
+			if err == nil {
+				_ = conn.Close()
+				done()
+			}
+			came <- err
+		}()
+		synctest.Wait()
+		select {
+		case err := <-came:
+			t.Fatalf("before the verdict: %v", err)
+		default:
+		}
+		if err := b.host.Verdict(t.Context(), "s", hostlink.Verdict{OpID: "op", Committed: true}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-came; err != nil {
+			t.Errorf("after the verdict: %v", err)
+		}
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
+
+// A tunnel that waits for a target is sent away when the operation comes to nothing.
+func TestTunnelToATargetThatGoesNowhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Resume, "b", true, false, false)
+		b := all[1]
+		if err := o.restore(); err != nil {
+			t.Fatal(err)
+		}
+		came := make(chan error, 1)
+		go func() {
+			_, _, err := b.host.Tunnel(t.Context(), "s", 2)
+			came <- err
+		}()
+		synctest.Wait()
+		began := time.Now()
+		if err := b.host.Verdict(t.Context(), "s", hostlink.Verdict{OpID: "op"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-came; !apierr.Is(err, apierr.Unavailable) || time.Since(began) > 0 {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		for _, w := range all {
+			w.end()
+		}
+	})
+}

@@ -101,7 +101,12 @@ func newLive(h *Host, g *pool.Guest, rec Record, p phase, st agentlink.State) *l
 	if g != nil {
 		s.died = g.Machine.Done()
 	}
-	s.gate.open = p == running
+	switch op := rec.Op; {
+	case p == running:
+		s.gate.set(true)
+	case p == going, op != nil && op.Role == hostlink.Target:
+		s.gate.soon()
+	}
 	s.count(st)
 	return s
 }

@@ -94,6 +94,7 @@ func (s *live) goOn(v hostlink.Verdict, reply chan answer) {
 // setGoing begins to thaw the machine.
 func (s *live) setGoing() {
 	s.phase = going
+	s.gate.soon()
 	op := *s.rec.Op
 	op.Going = true
 	s.rec.Op = &op
@@ -124,6 +125,9 @@ func (s *live) thaw(ctx context.Context, op Op, proxy agentlink.Proxy) (st agent
 		}
 	}
 	step.done("cont")
+	if op.Memory { // its agent is the one that the streams know, and keeps them waiting where it must
+		s.gate.set(true)
+	}
 	// Asked before the customer's processes want the processors too; who comes or
 	// leaves from here on the agent tells.
 	err = s.insist(ctx, func(ctx context.Context) (err error) {

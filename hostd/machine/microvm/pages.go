@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -158,23 +157,15 @@ func (r ram) compare(mem io.ReaderAt, template []byte, first int64, data []byte,
 	return true, nil
 }
 
-// write puts pages into the memory of a process whose guest has not run yet.
-func (r ram) write(pages iter.Seq2[machine.Page, error]) (err error) {
-	mem, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", r.pid), os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, mem.Close()) }()
-	run := make([]byte, 0, runPages*machine.PageSize)
-	var first, next uint64 // of the run in hand
-	flush := func() error {
-		if _, err := mem.WriteAt(run, int64(r.start+first*machine.PageSize)); err != nil {
-			return fmt.Errorf("write guest memory: %w", err)
-		}
-		run = run[:0]
-		return nil
-	}
-	last := uint64(r.size / machine.PageSize)
+// writePages is how many pages one call puts into a process.
+const writePages = 256
+
+// write puts pages into the memory of a process whose guest has not run yet. By
+// process_vm_writev(2), which copies once, where /proc/PID/mem would twice and
+// page by page.
+func (r ram) write(pages iter.Seq2[machine.Page, error]) error {
+	w := pageWriter{ram: r, data: make([]byte, 0, writePages*machine.PageSize)}
+	next, last := uint64(0), uint64(r.size/machine.PageSize)
 	for p, err := range pages {
 		switch {
 		case err != nil:
@@ -184,17 +175,52 @@ func (r ram) write(pages iter.Seq2[machine.Page, error]) (err error) {
 		case p.Data != nil && len(p.Data) != machine.PageSize:
 			return fmt.Errorf("page %d has %d bytes", p.Index, len(p.Data))
 		}
-		if len(run) == cap(run) || p.Index != next {
-			if err := flush(); err != nil {
-				return err
-			}
-			first = p.Index
+		if err := w.add(p); err != nil {
+			return err
 		}
-		if p.Data == nil {
-			p.Data = zeros[:machine.PageSize]
-		}
-		run = append(run, p.Data...)
 		next = p.Index + 1
 	}
-	return flush()
+	return w.flush()
+}
+
+// pageWriter collects pages for a call.
+type pageWriter struct {
+	ram  ram
+	data []byte
+	to   []unix.RemoteIovec // where data goes, in runs
+}
+
+func (w *pageWriter) add(p machine.Page) error {
+	if len(w.data) == cap(w.data) {
+		if err := w.flush(); err != nil {
+			return err
+		}
+	}
+	if p.Data == nil {
+		p.Data = zeros[:machine.PageSize]
+	}
+	w.data = append(w.data, p.Data...)
+	at := uintptr(w.ram.start + p.Index*machine.PageSize)
+	if n := len(w.to); n > 0 && w.to[n-1].Base+uintptr(w.to[n-1].Len) == at {
+		w.to[n-1].Len += machine.PageSize
+	} else {
+		w.to = append(w.to, unix.RemoteIovec{Base: at, Len: machine.PageSize})
+	}
+	return nil
+}
+
+func (w *pageWriter) flush() error {
+	if len(w.data) == 0 {
+		return nil
+	}
+	from := []unix.Iovec{{Base: &w.data[0], Len: uint64(len(w.data))}}
+	n, err := unix.ProcessVMWritev(w.ram.pid, from, w.to, 0)
+	if err == nil && n < len(w.data) {
+		err = io.ErrShortWrite
+	}
+	if err != nil {
+		return fmt.Errorf("write guest memory: %w", err)
+	}
+	w.data, w.to = w.data[:0], w.to[:0]
+	return nil
 }
