@@ -2,6 +2,7 @@ package front
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -87,6 +88,17 @@ func readConnect(r *bufio.Reader) (target string, err error) {
 		}
 		start = !full // the next slice begins a line
 	}
+}
+
+// cutConnect reads a whole CONNECT request; rest is what follows it.
+func cutConnect(b []byte) (target string, rest []byte, ok bool) {
+	in := readers.Get().(*bufio.Reader)
+	defer readers.Put(in)
+	whole := bytes.NewReader(b)
+	in.Reset(whole)
+	defer in.Reset(nil)
+	target, err := readConnect(in)
+	return target, b[len(b)-whole.Len()-in.Buffered():], err == nil
 }
 
 // statuses are the HTTP statuses of refusals. None is 407: a browser would ask

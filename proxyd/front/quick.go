@@ -1,8 +1,6 @@
 package front
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"syscall"
 	"time"
@@ -256,15 +254,4 @@ func (q *quick) abort() {
 	case q.fd >= 0:
 		q.drop()
 	}
-}
-
-// cutConnect reads a whole CONNECT request; rest is what follows it.
-func cutConnect(b []byte) (target string, rest []byte, ok bool) {
-	in := readers.Get().(*bufio.Reader)
-	defer readers.Put(in)
-	whole := bytes.NewReader(b)
-	in.Reset(whole)
-	defer in.Reset(nil)
-	target, err := readConnect(in)
-	return target, b[len(b)-whole.Len()-in.Buffered():], err == nil
 }
