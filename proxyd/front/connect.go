@@ -45,6 +45,11 @@ func (s *Server) tunnel(c *client, text string, ahead []byte) {
 		c.answer(r)
 		return
 	}
+	s.carry(c, w, ahead)
+}
+
+// carry answers a CONNECT whose connection is made, relays and closes.
+func (s *Server) carry(c *client, w way, ahead []byte) {
 	w.flow.Down(int64(len(w.early)))
 	if _, err := c.Write(append([]byte(established), w.early...)); err != nil {
 		w.conn.Close()
