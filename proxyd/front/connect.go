@@ -15,8 +15,8 @@ import (
 // maxHead bounds the head of a request, bytes.
 const maxHead = 64 << 10
 
-// connect serves CONNECT (RFC 9110 9.3.6) as a connection's first request, the
-// way of nearly all browser traffic: no net/http, no goroutine more.
+// connect serves CONNECT (RFC 9110 9.3.6) as a connection's first request where
+// a loop could not: of a session's first connection, or when it came in pieces.
 func (s *Server) connect(c *client) {
 	text, err := readConnect(c.r)
 	switch {
