@@ -2,6 +2,7 @@ package front
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -14,8 +15,8 @@ import (
 // maxHead bounds the head of a request, bytes.
 const maxHead = 64 << 10
 
-// connect serves CONNECT (RFC 9110 9.3.6) as a connection's first request, the
-// way of nearly all browser traffic: no net/http, no goroutine more.
+// connect serves CONNECT (RFC 9110 9.3.6) as a connection's first request where
+// a loop could not: of a session's first connection, or when it came in pieces.
 func (s *Server) connect(c *client) {
 	text, err := readConnect(c.r)
 	switch {
@@ -44,6 +45,11 @@ func (s *Server) tunnel(c *client, text string, ahead []byte) {
 		c.answer(r)
 		return
 	}
+	s.carry(c, w, ahead)
+}
+
+// carry answers a CONNECT whose connection is made, relays and closes.
+func (s *Server) carry(c *client, w way, ahead []byte) {
 	w.flow.Down(int64(len(w.early)))
 	if _, err := c.Write(append([]byte(established), w.early...)); err != nil {
 		w.conn.Close()
@@ -87,6 +93,17 @@ func readConnect(r *bufio.Reader) (target string, err error) {
 		}
 		start = !full // the next slice begins a line
 	}
+}
+
+// cutConnect reads a whole CONNECT request; rest is what follows it.
+func cutConnect(b []byte) (target string, rest []byte, ok bool) {
+	in := readers.Get().(*bufio.Reader)
+	defer readers.Put(in)
+	whole := bytes.NewReader(b)
+	in.Reset(whole)
+	defer in.Reset(nil)
+	target, err := readConnect(in)
+	return target, b[len(b)-whole.Len()-in.Buffered():], err == nil
 }
 
 // statuses are the HTTP statuses of refusals. None is 407: a browser would ask

@@ -1,23 +1,20 @@
 package front
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"syscall"
 	"time"
 
-	"github.com/berth-dev/berth/proxyd/guard"
 	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/proxylink"
 	"github.com/berth-dev/berth/shared/proxylink/loop"
 )
 
-// quick is a connection while a loop has it: from accept until it is known to
-// need more than the loop can do without waiting, which is then a goroutine's;
-// or to its end. What a loop does is CONNECT to an address, straight out, for
-// sessions that were here before: no goroutine, no lock that is held long, and
-// of system calls those that move bytes.
+// quick is a connection while a loop has it: from accept until it turns out to
+// need what a loop, which must not wait, cannot do; or to its end. A loop does
+// CONNECT for sessions that were here before, to an address straight out by
+// itself: no goroutine, no lock that is held long, and of system calls those that
+// move bytes. For a name or a proxy a goroutine makes the connection, and ends.
 type quick struct {
 	*client
 	l     *loop.Loop
@@ -27,17 +24,23 @@ type quick struct {
 
 	text   string        // CONNECT's target, as the client wrote it
 	target egress.Target // where it is connected to
-	far    int           // the socket for that; -1: none
+	far    int           // the socket for that, none or elsewhere
+	cut    bool          // it is to end once the far one is there
 	ahead  []byte        // what the client sent behind its request
 	events uint32        // of the client's socket while the other one connects
 	relay  *loop.Relay
 }
 
+const (
+	none      = -1
+	elsewhere = -2 // a goroutine connects
+)
+
 // take begins with a connection that a loop accepted.
 func (s *Server) take(l *loop.Loop, fd int) {
 	accepted.Inc()
 	c := &client{s: s, ctx: s.hard, began: time.Now()}
-	q := &quick{client: c, l: l, fd: fd, far: -1}
+	q := &quick{client: c, l: l, fd: fd, far: none}
 	c.quick.Store(q)
 	s.mu.Lock()
 	s.clients[c] = struct{}{}
@@ -52,7 +55,7 @@ func (q *quick) Ready(fd int, events uint32) {
 	switch {
 	case fd == q.far:
 		q.connected(events)
-	case q.far >= 0:
+	case q.far != none:
 		q.events |= events
 	default:
 		q.read()
@@ -66,7 +69,7 @@ func (q *quick) read() {
 	switch {
 	case errors.Is(err, syscall.EAGAIN):
 		q.wait()
-	case n == 0:
+	case n == 0: // the end, or a reset
 		q.drop()
 	case q.met:
 		q.s.mu.Lock()
@@ -113,107 +116,26 @@ func (q *quick) meet(b []byte) {
 	q.drop()
 }
 
-// ask serves a request that is CONNECT to an address, straight out.
-func (q *quick) ask(b []byte) {
-	if !q.begin(b) {
-		q.leave(b)
-	}
-}
-
-func (q *quick) begin(b []byte) bool {
-	if q.refused != nil {
+// tell has a goroutine finish the connection by f.
+func (q *quick) tell(f func()) bool {
+	if !q.convert() {
 		return false
 	}
-	text, rest, ok := cutConnect(b)
-	if !ok {
-		return false
-	}
-	t, r := egress.ParseTarget(text)
-	if r != nil || t.Name != "" {
-		return false
-	}
-	if route, r := q.s.decide(q.client, t); route != nil || r != nil {
-		return false
-	}
-	far, err := q.s.Guard.Begin(t)
-	if err != nil {
-		return false
-	}
-	q.protocol, q.text, q.target, q.client.target = "connect", text, t, t.String()
-	q.ahead = append([]byte(nil), rest...)
-	opened[egress.None].Inc()
-	q.connect(far)
+	go f()
 	return true
-}
-
-func (q *quick) connect(far int) {
-	q.wait()
-	if !q.added {
-		q.l.Close(far)
-		return
-	}
-	if err := q.l.Add(far, q, true); err != nil {
-		q.s.log.Warn("connect", "error", err)
-		q.l.Close(far)
-		q.drop()
-		return
-	}
-	q.far = far
-	q.within(guard.DialTimeout)
-}
-
-// connected begins the relay, or leaves the refusal to a goroutine.
-func (q *quick) connected(events uint32) {
-	if events&(syscall.EPOLLOUT|syscall.EPOLLERR|syscall.EPOLLHUP) == 0 {
-		return
-	}
-	if events&(syscall.EPOLLERR|syscall.EPOLLHUP) != 0 {
-		if r := q.s.Guard.Connected(q.far, q.target); r != nil {
-			q.refuse(r)
-			return
-		}
-	}
-	q.arrived()
-	q.pass = nil // decided: a tunnel that stays open keeps no rules that changes have replaced
-	flow := q.meter.Via(egress.None)
-	far, fd := q.far, q.fd
-	q.far, q.fd = -1, -1
-	q.relay = q.l.Start(loop.Ends{A: fd, B: far, ToA: yes, ToB: q.ahead, EventsA: q.events, EventsB: events, Up: flow.Up, Down: flow.Down}, q.end)
-	q.ahead = nil
-}
-
-var yes = []byte(established)
-
-func (q *quick) end(err error) {
-	q.err = err
-	q.Close()
-}
-
-// refuse has a goroutine say so.
-func (q *quick) refuse(r *egress.Refusal) {
-	q.l.Close(q.far)
-	q.far = -1
-	if q.convert() {
-		go func() {
-			q.s.refuse(q.client, "CONNECT", q.text, r)
-			q.answer(r)
-		}()
-	}
 }
 
 // leave gives the connection, with the bytes that were read, to a goroutine.
 func (q *quick) leave(b []byte) {
 	q.unread = append([]byte(nil), b...)
-	if q.convert() {
-		go q.s.serve(q.client, q.met)
-	}
+	q.tell(func() { q.s.serve(q.client, q.met) })
 }
 
 // convert makes the connection Go's.
 func (q *quick) convert() bool {
 	q.l.Remove(q.fd)
 	tcp, err := adopt(q.fd)
-	q.fd = -1
+	q.fd = none
 	if err != nil {
 		q.s.log.Warn("accept", "error", err)
 		q.Close()
@@ -227,10 +149,10 @@ func (q *quick) convert() bool {
 func (q *quick) drop() {
 	if q.far >= 0 {
 		q.l.Close(q.far)
-		q.far = -1
+		q.far = none
 	}
 	q.l.Close(q.fd)
-	q.fd = -1
+	q.fd = none
 	q.Close()
 }
 
@@ -241,7 +163,7 @@ func (q *quick) interrupted() {
 	case q.fd < 0: // a goroutine's, or a relay's, or closed
 	case q.far >= 0 && late:
 		q.refuse(q.s.Guard.Late(q.target))
-	case q.far < 0 && (late || q.idle):
+	case q.far == none && (late || q.idle):
 		q.drop()
 	}
 }
@@ -253,18 +175,9 @@ func (q *quick) abort() {
 		q.client.abort()
 	case q.relay != nil:
 		q.relay.Cancel(errStops)
+	case q.far == elsewhere:
+		q.cut = true
 	case q.fd >= 0:
 		q.drop()
 	}
-}
-
-// cutConnect reads a whole CONNECT request; rest is what follows it.
-func cutConnect(b []byte) (target string, rest []byte, ok bool) {
-	in := readers.Get().(*bufio.Reader)
-	defer readers.Put(in)
-	whole := bytes.NewReader(b)
-	in.Reset(whole)
-	defer in.Reset(nil)
-	target, err := readConnect(in)
-	return target, b[len(b)-whole.Len()-in.Buffered():], err == nil
 }

@@ -1,11 +1,14 @@
 package front
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/proxyd/guard"
 	"github.com/berth-dev/berth/proxyd/meter"
+	"github.com/berth-dev/berth/proxyd/upstream"
 	"github.com/berth-dev/berth/shared/egress"
 	"github.com/berth-dev/berth/shared/proxylink"
 )
@@ -189,6 +193,59 @@ func TestOtherProtocolsOfAKnownSession(t *testing.T) {
 	for name, want := range map[string]int{"CONNECT": http.StatusOK, "GET": http.StatusOK, "SOCKS5": 0} {
 		if code, reason := asks[name](t, r.dialWith("s", sealed), site.addr); code != want {
 			t.Errorf("%s: %d %s", name, code, reason)
+		}
+	}
+}
+
+// A session's later connections stay a loop's, also through a proxy; what is
+// inside TLS does not. Bytes and counts are those of its first one.
+func TestProxiesOfAKnownSession(t *testing.T) {
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, ok200+"banner")
+		_, _ = io.Copy(conn, rw)
+	}))
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.StartTLS()
+	defer srv.Close()
+	pool := x509.NewCertPool()
+	pool.AddCert(srv.Certificate())
+	r := newRigWith(t, 512, time.Second, upstream.Config{Roots: pool})
+	secure := route(srv.Listener.Addr().String())
+	secure.Server = strings.Replace(secure.Server, "http:", "https:", 1)
+	for session, way := range map[string]proxylink.Route{"http": route(tunnels(t, "banner").addr), "https": secure} {
+		sealed := r.pass(proxylink.Pass{SessionID: session, Routes: []proxylink.Route{way}})
+		for i := range int64(3) {
+			conn := r.dialWith(session, sealed)
+			fmt.Fprintf(conn, "CONNECT site.test:443 HTTP/1.1\r\n\r\nearly")
+			readEstablished(t, conn)
+			for c := range r.connections(session) {
+				if in := c.quick.Load() != nil; in != (session == "http" && i > 0) {
+					t.Errorf("%s, connection %d: in a loop: %v", session, i, in)
+				}
+			}
+			_ = conn.CloseWrite()
+			if got, err := io.ReadAll(conn); err != nil || string(got) != "bannerearly" {
+				t.Errorf("%s, connection %d: %q %v", session, i, got, err)
+			}
+			if c := r.settled(session); c != (counts{Up: 5 * (i + 1), Down: 11 * (i + 1), Connections: i + 1}) {
+				t.Errorf("%s, connection %d: %+v", session, i, c)
+			}
+		}
+	}
+}
+
+// Refusals of a known session come as those of a new one.
+func TestRefusalsOfAKnownSession(t *testing.T) {
+	r := newRig(t, 512, time.Second)
+	sealed := r.known("s", echo(t))
+	for target, want := range map[string]string{"127.0.0.1:25": "port_blocked", "169.254.169.254:80": "bad_target", "name.test:443": "bad_target", "x": "bad_target"} {
+		if code, reason := asks["CONNECT"](t, r.dialWith("s", sealed), target); code != 403 || reason != want {
+			t.Errorf("%s: %d %s", target, code, reason)
 		}
 	}
 }

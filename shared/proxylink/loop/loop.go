@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"syscall"
 )
 
@@ -78,45 +77,6 @@ func newLoop(quota int) (*Loop, error) {
 	return &Loop{ep: ep, bell: bell, quota: quota}, nil
 }
 
-// pairs are the process's loops. Each has two descriptors as long as the process.
-var pairs struct {
-	once  sync.Once
-	err   error
-	quick []*Loop
-	next  atomic.Uint32
-}
-
-// quicks gives the loops where connections begin: one for two processors, with
-// another one each for bulk.
-func quicks() ([]*Loop, error) {
-	pairs.once.Do(func() {
-		for range max(1, runtime.NumCPU()/2) {
-			l, err := newPair()
-			if err != nil {
-				pairs.err = err
-				return
-			}
-			pairs.quick = append(pairs.quick, l)
-		}
-	})
-	return pairs.quick, pairs.err
-}
-
-// Threads is how many processors of Go's the loops occupy at most.
-func Threads() int { return 2 * max(1, runtime.NumCPU()/2) }
-
-func newPair() (*Loop, error) {
-	quick, err := newLoop(quickQuota)
-	if err != nil {
-		return nil, err
-	}
-	if quick.bulk, err = newLoop(bulkQuota); err != nil {
-		return nil, err
-	}
-	quick.bulk.quick = quick
-	return quick, nil
-}
-
 // Call has the loop run f soon. From any goroutine.
 func (l *Loop) Call(f func()) {
 	l.mu.Lock()
@@ -134,8 +94,8 @@ func (l *Loop) Call(f func()) {
 
 // run turns until there is nothing to wait for.
 func (l *Loop) run() {
-	runtime.LockOSThread() // the kernel's accounts are by thread: that of quick sleeps
-	defer runtime.UnlockOSThread()
+	runtime.LockOSThread() // the kernel's accounts are by thread; this one ends with the goroutine
+	shortSlice()
 	for {
 		calls := l.called()
 		for _, f := range calls {
