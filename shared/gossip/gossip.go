@@ -125,7 +125,11 @@ func (p *Pool) tuning(c Config) (*memberlist.Config, error) {
 	conf.SuspicionMult, conf.SuspicionMaxTimeoutMult = 4, 2
 	conf.AwarenessMaxMultiplier = 4 // a busy host doubts itself first, but not for long
 	conf.GossipInterval, conf.GossipToTheDeadTime = 100*time.Millisecond, 10*time.Second
-	conf.PushPullInterval = 10 * time.Second
+	// News goes out a few times and then no more. Who joins through a member in the
+	// moment in which that one hears of somebody else may miss it, and would know
+	// nobody to go to until members compare all they know.
+	conf.RetransmitMult = 4
+	conf.PushPullInterval = 3 * time.Second
 	conf.TCPTimeout = 2 * time.Second
 	conf.EnableCompression = false // packets of a few hundred bytes
 	return conf, nil
