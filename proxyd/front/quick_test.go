@@ -223,6 +223,7 @@ func TestProxiesOfAKnownSession(t *testing.T) {
 			conn := r.dialWith(session, sealed)
 			fmt.Fprintf(conn, "CONNECT site.test:443 HTTP/1.1\r\n\r\nearly")
 			readEstablished(t, conn)
+			r.until(session, func(c counts) bool { return c.Open == 1 })
 			for c := range r.connections(session) {
 				if in := c.quick.Load() != nil; in != (session == "http" && i > 0) {
 					t.Errorf("%s, connection %d: in a loop: %v", session, i, in)
