@@ -16,10 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/hostd/agent/freeze"
-	"github.com/berth-dev/berth/hostd/agent/procfs"
 )
 
 // errNoSandbox: this kernel or container does not let Chrome make the user
@@ -63,7 +60,6 @@ func launch(ctx context.Context, cfg Config, args []string, log *slog.Logger) (*
 	select {
 	case line := <-lines:
 		if strings.HasPrefix(line, "ws://") {
-			prefer(cmd.Process.Pid)
 			return p, line, nil
 		}
 		p.kill()
@@ -82,30 +78,6 @@ func launch(ctx context.Context, cfg Config, args []string, log *slog.Logger) (*
 		return nil, "", fmt.Errorf("launch: %w", context.Cause(ctx))
 	}
 }
-
-// browserNice is the nice value of the browser process; 0 is everybody's.
-const browserNice = -10
-
-// prefer lets the browser process, which is the one that speaks to CDP clients,
-// come before those of pages, which wake and draw all at once after a thaw. Those
-// come from its zygotes, which began before and stay as they are, as do threads
-// that Chrome has given a value itself. Where this process has no right to do it
-// (a container) all stay alike.
-func prefer(pid int) {
-	tasks, _ := os.ReadDir(procfs.Path(pid, "task")) // it may have ended
-	for _, task := range tasks {
-		tid, err := strconv.Atoi(task.Name())
-		if err != nil {
-			continue
-		}
-		if now, err := unix.Getpriority(unix.PRIO_PROCESS, tid); err == nil && now == usualPriority {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, tid, browserNice) // see above
-		}
-	}
-}
-
-// usualPriority is nice value 0 as the system call tells it: 20 minus the value.
-const usualPriority = 20
 
 // start starts Chrome once it need not stand still.
 func (c Config) start(ctx context.Context, cmd *exec.Cmd) error {

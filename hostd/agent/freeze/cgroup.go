@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,7 +21,7 @@ type cgroups struct{ dirs [parts]*os.File }
 
 // openCgroups makes the groups below root and proves on a process that they
 // work: a group takes one, freezes and thaws.
-func openCgroups(root string, log *slog.Logger) (_ *cgroups, err error) {
+func openCgroups(root string) (_ *cgroups, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(root, &st); err != nil {
 		return nil, fmt.Errorf("cgroup: %s: %w", root, err)
@@ -45,29 +44,7 @@ func openCgroups(root string, log *slog.Logger) (_ *cgroups, err error) {
 			return nil, fmt.Errorf("cgroup: %w", err)
 		}
 	}
-	if err := c.yield(root); err != nil {
-		log.Debug("the parts have the same share of the processors as the agent", "err", err)
-	}
 	return c, c.prove()
-}
-
-// partWeight is what each part gets of the processors beside the agent, whose
-// threads have 100 each. The agent works on behalf of the parts, and not long:
-// a part that wakes with all its processes at once, from a thaw, must not keep
-// it from its next step. Where nobody else wants the processors it means nothing.
-const partWeight = "20"
-
-// yield gives way to this process, which is in root itself.
-func (c *cgroups) yield(root string) error {
-	if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+cpu"), 0); err != nil {
-		return err
-	}
-	for part := range parts {
-		if err := c.write(part, "cpu.weight", partWeight); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (c *cgroups) prove() error {

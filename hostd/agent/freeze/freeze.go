@@ -95,7 +95,7 @@ type Config struct {
 // Open finds a mechanism that works.
 func Open(cfg Config, log *slog.Logger) *Freezer {
 	if cfg.Cgroup != "" {
-		groups, err := openCgroups(cfg.Cgroup, log)
+		groups, err := openCgroups(cfg.Cgroup)
 		if err == nil {
 			return &Freezer{how: groups}
 		}

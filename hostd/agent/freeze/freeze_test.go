@@ -50,7 +50,7 @@ func openGroups(t *testing.T) *Freezer {
 			continue
 		}
 		t.Cleanup(func() { _ = unix.Rmdir(dir) })
-		groups, err := openCgroups(dir, slog.New(slog.DiscardHandler))
+		groups, err := openCgroups(dir)
 		if err != nil {
 			continue
 		}
@@ -418,29 +418,4 @@ func openPTY() (ptm, pts *os.File, err error) {
 		pts, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|syscall.O_NOCTTY, 0)
 	}
 	return ptm, pts, err
-}
-
-// The agent's threads come before the parts, where the kernel can tell them apart.
-func TestPartsGiveWay(t *testing.T) {
-	root := t.TempDir()
-	c := &cgroups{}
-	for part := range parts {
-		dir := filepath.Join(root, part.String())
-		err := os.Mkdir(dir, 0o755)
-		if err == nil {
-			c.dirs[part], err = os.Open(dir)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.dirs[part].Close()
-	}
-	if err := c.yield(root); err != nil {
-		t.Fatal(err)
-	}
-	for file, want := range map[string]string{"cgroup.subtree_control": "+cpu", "customer/cpu.weight": partWeight, "browser/cpu.weight": partWeight} {
-		if got, err := os.ReadFile(filepath.Join(root, file)); err != nil || string(got) != want {
-			t.Errorf("%s is %q, want %q: %v", file, got, want, err)
-		}
-	}
 }
