@@ -94,8 +94,12 @@ func (l *Loop) Call(f func()) {
 
 // run turns until there is nothing to wait for.
 func (l *Loop) run() {
-	runtime.LockOSThread() // the kernel's accounts are by thread; this one ends with the goroutine
-	shortSlice()
+	// The kernel's accounts are by thread. It is given back, not ended: children
+	// that it started before may be told to end with it (PR_SET_PDEATHSIG).
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	askSlice(slice)
+	defer askSlice(0)
 	for {
 		calls := l.called()
 		for _, f := range calls {

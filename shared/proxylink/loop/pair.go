@@ -54,13 +54,14 @@ func newPair() (*Loop, error) {
 // and quick does not wait for others' slices to end.
 const slice = 100 * time.Microsecond
 
-// shortSlice asks for it (sched_setattr(2), since Linux 6.12; earlier ones do
-// nothing). Without it all works, less evenly.
-func shortSlice() {
+// askSlice asks for such slices for the calling thread, 0 for the usual ones
+// (sched_setattr(2), since Linux 6.12; earlier ones do nothing). Without it all
+// works, less evenly.
+func askSlice(d time.Duration) {
 	attr, err := unix.SchedGetAttr(0, 0)
 	if err != nil || attr.Policy != unix.SCHED_NORMAL {
 		return
 	}
-	attr.Runtime = uint64(slice.Nanoseconds())
+	attr.Runtime = uint64(d.Nanoseconds())
 	_ = unix.SchedSetAttr(0, attr, 0)
 }
