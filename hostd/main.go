@@ -21,6 +21,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,12 +40,16 @@ import (
 	"github.com/berth-dev/berth/shared/gossip"
 	"github.com/berth-dev/berth/shared/hostlink"
 	"github.com/berth-dev/berth/shared/proxylink"
+	"github.com/berth-dev/berth/shared/proxylink/loop"
 	"github.com/berth-dev/berth/shared/session"
 	"github.com/berth-dev/berth/shared/store"
 	"github.com/berth-dev/berth/shared/trust"
 )
 
 func main() {
+	// Loops, which carry the machines' traffic, hold processors of Go's even where
+	// they wait for the kernel's: goroutines keep theirs.
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + loop.Threads())
 	var cl commandLine
 	cmd := daemon.Parse(&cl, "hostd", "Runs Berth's machines on this host.")
 	daemon.Main("hostd", func(ctx context.Context) error {
