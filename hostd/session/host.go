@@ -265,6 +265,17 @@ func (h *Host) find(id string) *live {
 	return h.sessions[id]
 }
 
+// findPart finds the session, or else a target, at one moment: the one becomes
+// the other.
+func (h *Host) findPart(id string) *live {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s := h.sessions[id]; s != nil {
+		return s
+	}
+	return h.targets[id]
+}
+
 func (h *Host) findTarget(id string) *live {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -84,6 +84,27 @@ func TestTemplateOfASessionWithoutAMachine(t *testing.T) {
 	})
 }
 
+// The next move may begin as soon as the record knows of this one's commit, and
+// asks a host that has not heard the verdict yet.
+func TestTemplateOfATargetThatAwaitsItsVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, o := prepare(t, session.Move, "b", true, false, false)
+		b := all[1]
+		if _, err := b.host.TemplateOf("s"); !apierr.Is(err, apierr.NotFound) {
+			t.Errorf("before the restore: %v", err)
+		}
+		if err := errors.Join(o.capture(), o.restore()); err != nil {
+			t.Fatal(err)
+		}
+		if of, err := b.host.TemplateOf("s"); err != nil || of.Template != "template" {
+			t.Errorf("before the verdict: %q, %v", of.Template, err)
+		}
+		for _, w := range all {
+			w.end()
+		}
+	})
+}
+
 // A machine that waits is a clone of a template. When that is not today's any
 // more, since QEMU was replaced, no session gets it.
 func TestWaitingCloneOfAnOlderTemplateIsEnded(t *testing.T) {

@@ -60,10 +60,11 @@ func (h *Host) MadeTemplate(recipe string) (m hostlink.MadeTemplate) {
 	return m
 }
 
-// TemplateOf names the template of a running session's machine; none where no
-// host could restore the machine's memory.
+// TemplateOf names the template of a session's machine; none where no host could
+// restore the machine's memory. That of a target too: who asks may know of the
+// commit before this host does.
 func (h *Host) TemplateOf(id string) (t hostlink.TemplateOf, err error) {
-	s := h.find(id)
+	s := h.findPart(id)
 	if s == nil {
 		return t, h.gone(id)
 	}
