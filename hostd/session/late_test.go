@@ -43,6 +43,7 @@ func TestDropOfATargetThatWentOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all, o := prepare(t, session.Move, "b", true, false, false)
 		o.holder, o.committed = o.from, true
+		o.holder = o.from
 		if err := errors.Join(o.capture(), o.restore()); err != nil {
 			t.Fatal(err)
 		}
@@ -93,6 +94,7 @@ func TestTemplateOfATargetThatAwaitsItsVerdict(t *testing.T) {
 		if _, err := b.host.TemplateOf("s"); !apierr.Is(err, apierr.NotFound) {
 			t.Errorf("before the restore: %v", err)
 		}
+		o.holder = o.from
 		if err := errors.Join(o.capture(), o.restore()); err != nil {
 			t.Fatal(err)
 		}
