@@ -58,3 +58,34 @@ func TestTwinSharesNothingWithTheMachine(t *testing.T) {
 		t.Error("a config without process passed")
 	}
 }
+
+func TestTurnsAreFair(t *testing.T) {
+	const n, rounds = 4, 12
+	first, before := [n]int{}, [n][n]int{}
+	for i := range rounds {
+		seen, last := [n]bool{}, -1
+		for j := range n {
+			at := turn(i, j, n)
+			if seen[at] {
+				t.Fatalf("round %d has side %d twice", i, at)
+			}
+			seen[at] = true
+			if j == 0 {
+				first[at]++
+			} else {
+				before[at][last]++
+			}
+			last = at
+		}
+	}
+	for side := range n {
+		if first[side] != rounds/n {
+			t.Errorf("side %d went first %d times of %d rounds", side, first[side], rounds)
+		}
+		for other, times := range before[side] {
+			if times > rounds/2 {
+				t.Errorf("side %d came after side %d %d times of %d rounds", side, other, times, rounds)
+			}
+		}
+	}
+}

@@ -172,10 +172,20 @@ func interleave(ctx context.Context, warm, rounds int, sides ...func(ctx context
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := sides[(i+j)%len(sides)](ctx, i >= warm); err != nil {
+			if err := sides[turn(i, j, len(sides))](ctx, i >= warm); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// turn says which of n sides is the jth of round i. Each begins in its turn, and
+// every other round goes the other way, so that no side always comes after the
+// same one and pays for what that has left behind.
+func turn(i, j, n int) int {
+	if i%2 == 1 {
+		j = n - j
+	}
+	return (i + j) % n
 }
